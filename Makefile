@@ -1,0 +1,34 @@
+# Two commands do everything: `make demo` and `make test`. Both create .venv on first use and install nothing again.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test lint types unit clean
+
+help:            ## Show this list
+	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+demo: $(STAMP)   ## Set up, then sample the paper's small network at several temperatures
+	$(BIN)/pseudolangevin demo --out demo
+
+test: $(STAMP) lint types unit   ## Set up, then lint, types, tests
+
+lint: $(STAMP)   ## Style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## Static types
+	$(BIN)/mypy
+
+unit: $(STAMP)   ## Tests alone
+	JAX_PLATFORMS=cpu $(BIN)/pytest
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("pseudolangevin needs Python 3.11 or newer; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+clean:           ## Remove the environment and everything generated
+	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,0 +1,28 @@
+"""Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches."""
+
+from . import models, tasks
+from .chains import Result, sample
+from .data import Dataset
+from .potential import Potential, classification, regression
+from .reports import ChainStoppedWarning, DeadClassWarning
+from .samplers.adam import adam
+from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
+from .types import Status
+
+__all__ = [
+    "ChainStoppedWarning",
+    "Dataset",
+    "DeadClassWarning",
+    "Potential",
+    "Result",
+    "Status",
+    "adam",
+    "classification",
+    "full_batch_langevin",
+    "models",
+    "naive_pseudo_langevin",
+    "pseudo_langevin",
+    "regression",
+    "sample",
+    "tasks",
+]

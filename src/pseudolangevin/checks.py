@@ -1,0 +1,40 @@
+"""Input validation that names the argument, its value, and the remedy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def check_integer(name: str, value: Any, *, minimum: int, maximum: int | None = None, remedy: str = "") -> None:
+    """Refuse anything but an integer within bounds."""
+    bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
+    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_integer or value < minimum or (maximum is not None and value > maximum):
+        raise ValueError(f"{name} = {value!r} must be an integer {bounds}" + (f"; {remedy}" if remedy else ""))
+
+
+def check_interval(name: str, value: Any, low: float, high: float, remedy: str, *, open_ends: bool = False) -> None:
+    """Refuse anything but a finite number from low to high."""
+    number = as_number(name, value)
+    inside = low < number < high if open_ends else low <= number <= high
+    if not inside:
+        brackets = "()" if open_ends else "[]"
+        raise ValueError(f"{name} = {value!r} is outside {brackets[0]}{low:g}, {high:g}{brackets[1]}; {remedy}")
+
+
+def check_positive(name: str, value: Any, remedy: str = "pass a number above zero") -> None:
+    """Refuse anything but a finite number above zero."""
+    if not as_number(name, value) > 0:
+        raise ValueError(f"{name} = {value!r} is not positive; {remedy}")
+
+
+def as_number(name: str, value: Any) -> float:
+    """The value as a float; refuse what is not a finite real number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} = {value!r} is not a number; pass one real number") from None
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ValueError(f"{name} = {value!r} is not a finite number; pass one real number")
+    return number

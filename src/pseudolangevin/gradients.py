@@ -1,0 +1,94 @@
+"""Where gradients come from: the oracles.
+
+An oracle maps (key, weights, dataset) to a gradient of the potential. `minibatch` draws its examples inside the
+compiled step and is noisy; `exact` visits every example in order, ignores the key, and has no variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from . import compensated, trees
+from .compensated import Sum
+from .data import Dataset, draw_batch, fold_chunks
+from .potential import Potential
+from .types import Array, Batch, Key, Weights
+
+Oracle: TypeAlias = Callable[[Key, Weights, Dataset], Weights]
+
+DEFAULT_CHUNK_SIZE = 4096
+"""Examples held at once when visiting all of them; bounds the memory, not the result."""
+
+
+def minibatch(potential: Potential, batch_size: int, precision: str | None = None) -> Oracle:
+    """∇U on `batch_size` examples drawn with replacement (eq:MiniBatchGradientDefinition).
+
+    `precision` is that of the matrix products ("highest", "tensorfloat32", "bfloat16"…; None is the device's default).
+    Rounding is one more small gradient noise, and the variance is measured with it inside.
+    """
+
+    def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
+        batch = draw_batch(key, dataset, batch_size)
+        with jax.default_matmul_precision(precision):
+            return jax.grad(potential.energy)(weights, batch)
+
+    return gradient
+
+
+def exact(potential: Potential, chunk_size: int = DEFAULT_CHUNK_SIZE) -> Oracle:
+    """∇U on the whole data set, in chunks, with full float32 products."""
+
+    def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
+        del key
+        return exact_sums(potential, weights, dataset, chunk_size).gradient
+
+    return gradient
+
+
+class ExactSums(NamedTuple):
+    """What one visit to every example yields."""
+
+    loss: Sum
+    """Mean loss, without the regulariser."""
+    error: Array
+    """Mean of `per_example_error`; NaN where the potential has none."""
+    gradient: Weights
+    """∇U, regulariser included."""
+    score_span: Array | None
+    """Largest minus smallest score of every class; zero for a dead class. None where there are no classes."""
+
+
+def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int) -> ExactSums:
+    """Mean loss, mean error, ∇U and the span of the class scores over the whole data set."""
+
+    def chunk_loss(weights: Weights, batch: Batch, mask: Array) -> tuple[Array, Array]:
+        losses = jnp.where(mask, potential.per_example_loss(weights, batch), 0.0)
+        return jnp.sum(losses), losses
+
+    def fold(carry: tuple, batch: Batch, mask: Array) -> tuple:
+        loss, error, gradient, low, high = carry
+        (_, losses), chunk_gradient = jax.value_and_grad(chunk_loss, has_aux=True)(weights, batch, mask)
+        loss = compensated.add(loss, compensated.total(losses))
+        if potential.per_example_error is not None:
+            error = error + jnp.sum(jnp.where(mask, potential.per_example_error(weights, batch), 0.0))
+        if potential.class_scores is not None:
+            scores = potential.class_scores(weights, batch[0])
+            low, high = jnp.minimum(low, jnp.min(scores, axis=0)), jnp.maximum(high, jnp.max(scores, axis=0))
+        return loss, error, jax.tree.map(jnp.add, gradient, chunk_gradient), low, high
+
+    num_classes = 0
+    if potential.class_scores is not None:
+        first = jax.eval_shape(lambda data: data.head(1).inputs, dataset)
+        num_classes = jax.eval_shape(potential.class_scores, weights, first).shape[-1]
+    error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
+    low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
+    carry = (compensated.zero(), error, trees.zeros_like(weights), low, high)
+    with jax.default_matmul_precision("highest"):
+        loss, error, gradient, low, high = fold_chunks(fold, carry, dataset, chunk_size)
+    num = dataset.num_examples
+    gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
+    return ExactSums(compensated.scale(loss, 1 / num), error / num, gradient, high - low if num_classes else None)

@@ -1,0 +1,94 @@
+"""Fictitious masses: chosen so that the mini-batch noise is a set, small share of the thermal noise.
+
+The temperature ratio of a component (eq:LTRLimit) is 𝒯_i = δt²·𝒱_i / (4·(1 − c1²)·T·M_i); inverting it gives the mass
+for a wanted ratio. Masses and 𝒱 may be kept per weight, per row (one for each output unit, the last axis of a
+kernel) or per tensor; they are stored as arrays that broadcast against the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+
+from .types import Array, Weights
+
+Granularity: TypeAlias = Literal["weight", "row", "tensor"]
+
+
+def _ratio_constant(temperature: Array, momentum_retention: float, time_step: float) -> Array:
+    """𝒯·M/𝒱."""
+    return time_step**2 / (4 * (1 - momentum_retention**2) * temperature)
+
+
+def temperature_ratios(
+    variance: Weights, masses: Weights, temperature: Array, momentum_retention: float, time_step: float
+) -> Weights:
+    """𝒯_i of every component (eq:LTRLimit)."""
+    constant = _ratio_constant(temperature, momentum_retention, time_step)
+    return jax.tree.map(lambda v, m: constant * v / m, variance, masses)
+
+
+def from_noise(
+    variance: Weights, temperature: Array, ratio: float, momentum_retention: float, time_step: float
+) -> Weights:
+    """The masses that give every component the temperature ratio `ratio`."""
+    constant = _ratio_constant(temperature, momentum_retention, time_step)
+    return jax.tree.map(lambda v: constant * v / ratio, variance)
+
+
+def uniform(weights: Weights, mass: float, granularity: Granularity = "weight") -> Weights:
+    """The same mass for every weight."""
+    return jax.tree.map(lambda w: jnp.full(group_shape(w.shape, granularity), mass, w.dtype), weights)
+
+
+def floor_variance(variance: Weights, fraction: float) -> Weights:
+    """𝒱 raised to at least `fraction` of its tensor's mean.
+
+    A unit that is silent for every example has 𝒱 = 0, hence no mass; when it wakes up before 𝒱 is measured again,
+    its temperature ratio is unbounded and the chain explodes. A tensor that is silent as a whole takes the smallest
+    mean of the others.
+    """
+    means = jax.tree.map(jnp.mean, variance)
+    stacked = jnp.stack(jax.tree.leaves(means))
+    smallest = jnp.min(jnp.where(stacked > 0, stacked, jnp.inf))
+    fallback = jnp.where(jnp.isfinite(smallest), smallest, 0.0)
+    return jax.tree.map(lambda v, mean: jnp.maximum(v, fraction * jnp.where(mean > 0, mean, fallback)), variance, means)
+
+
+def at_least(masses: Weights, minimum: float) -> Weights:
+    """Masses raised to a common minimum."""
+    return jax.tree.map(lambda m: jnp.maximum(m, minimum), masses)
+
+
+def stable_minimum(stiffness: float, time_step: float, max_frequency: float) -> float:
+    """The mass at which the regulariser alone, ω² = (λ/N)/M, oscillates with ω·δt = `max_frequency`."""
+    return stiffness * (time_step / max_frequency) ** 2
+
+
+def group_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, ...]:
+    """The shape of the masses of a tensor."""
+    if granularity == "weight" or (granularity == "row" and len(shape) < 2):
+        return shape
+    if granularity == "row":
+        return (1,) * (len(shape) - 1) + shape[-1:]
+    return (1,) * len(shape)
+
+
+def by_group(reduce: Callable[..., Array], tree: Weights, granularity: Granularity) -> Weights:
+    """`reduce` (jnp.max, jnp.mean) within every group that shares a mass."""
+
+    def reduced(leaf: Array) -> Array:
+        shape = group_shape(leaf.shape, granularity)
+        axes = tuple(axis for axis, (n, m) in enumerate(zip(leaf.shape, shape, strict=True)) if n != m)
+        return reduce(leaf, axis=axes, keepdims=True) if axes else leaf
+
+    return jax.tree.map(reduced, tree)
+
+
+def check_granularity(granularity: str) -> None:
+    """Refuse an unknown granularity."""
+    if granularity not in get_args(Granularity):
+        raise ValueError(f"masses_per = {granularity!r}: choose one of {get_args(Granularity)}")

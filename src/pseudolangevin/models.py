@@ -1,0 +1,66 @@
+"""The paper's feed-forward network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Num
+
+from .types import Array, Key, Weights
+
+OUTPUT_ACTIVATIONS = {"relu": jax.nn.relu, "identity": lambda x: x}
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Fully connected layers, a⁽ˡ⁾ = z⁽ˡ⁻¹⁾·W⁽ˡ⁾ + b⁽ˡ⁾, z⁽ˡ⁾ = max(0, a⁽ˡ⁾) (eq:FFN)."""
+
+    sizes: tuple[int, ...]
+    output_activation: str
+
+    def init(self, key: Key) -> Weights:
+        """Random weights, uniform in ±1/√(inputs of the layer), kernels and biases alike."""
+        weights = {}
+        for index, (num_in, num_out) in enumerate(zip(self.sizes[:-1], self.sizes[1:], strict=True), start=1):
+            kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, index))
+            bound = num_in**-0.5
+            weights[f"layer{index}"] = {
+                "kernel": jax.random.uniform(kernel_key, (num_in, num_out), jnp.float32, -bound, bound),
+                "bias": jax.random.uniform(bias_key, (num_out,), jnp.float32, -bound, bound),
+            }
+        return weights
+
+    def apply(self, weights: Weights, inputs: Num[Array, "examples in"]) -> Float[Array, "examples out"]:
+        """The logits z⁽³⁾, before the softmax."""
+        depth = len(self.sizes) - 1
+        hidden = inputs
+        for index in range(1, depth + 1):
+            layer = weights[f"layer{index}"]
+            hidden = hidden.astype(layer["kernel"].dtype) @ layer["kernel"] + layer["bias"]
+            hidden = jax.nn.relu(hidden) if index < depth else OUTPUT_ACTIVATIONS[self.output_activation](hidden)
+        return hidden
+
+
+def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> FeedForward:
+    """A feed-forward network with ReLU on every layer.
+
+    Args:
+        sizes: the widths from the input to the output; the paper's are (100, L1, 100, 10).
+        output_activation: "relu" as in the paper, where it can leave a class without any signal ("dead" classes are
+            reported while sampling), or "identity".
+
+    Example:
+        >>> network = feedforward((100, 50, 100, 10))
+        >>> weights = network.init(jax.random.key(0))
+        >>> network.apply(weights, jnp.ones((3, 100))).shape
+        (3, 10)
+    """
+    sizes = tuple(sizes)
+    if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise ValueError(f"sizes = {sizes}: give at least an input and an output width, all positive integers")
+    if output_activation not in OUTPUT_ACTIVATIONS:
+        raise ValueError(f"output_activation = {output_activation!r}: choose one of {sorted(OUTPUT_ACTIVATIONS)}")
+    return FeedForward(sizes, output_activation)

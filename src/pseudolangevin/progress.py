@@ -1,0 +1,56 @@
+"""A progress bar for long runs: steps per second, current loss, time left. Silent when no one is watching."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Bar(Protocol):
+    """Something that can be told how far a run is."""
+
+    def update(self, step: int, loss: float) -> None:
+        """Move to `step`."""
+
+
+class _Silent:
+    def update(self, step: int, loss: float) -> None:
+        del step, loss
+
+
+class _Rich:
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("sampling", total=total, rate="", loss="")
+
+    def update(self, step: int, loss: float) -> None:
+        self._progress.update(self._task, completed=step, loss="" if math.isnan(loss) else f"loss {loss:.4f}")
+        speed = self._progress.tasks[self._task].speed
+        if speed:
+            self._progress.update(self._task, rate=f"{speed:,.0f} steps/s")
+
+
+@contextmanager
+def progress_bar(
+    num_steps: int, num_chains: int, *, show: bool | None, console: Console | None = None
+) -> Iterator[Bar]:
+    """A bar over `num_steps`; `show` None means: if the error stream is a terminal."""
+    console = console or Console(stderr=True)
+    if not (console.is_terminal if show is None else show):
+        yield _Silent()
+        return
+    columns = (
+        TextColumn(f"{num_chains} chain{'s' if num_chains > 1 else ''}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, speed_estimate_period=60) as progress:
+        yield _Rich(progress, num_steps)

@@ -1,0 +1,1 @@
+"""Samplers, one family a file; `base` holds the contract they share."""

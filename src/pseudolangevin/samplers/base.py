@@ -1,0 +1,134 @@
+"""The contract that every sampler keeps, and the segment: the compiled unit of a run.
+
+A sampler is a `Kernel` (pure functions of one chain's state) together with the potential and the data set it samples.
+The driver maps the kernel over chains; nothing in a kernel knows how many there are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .. import trees
+from ..data import Dataset
+from ..potential import Potential
+from ..types import Array, Key, Status, Weights
+
+
+class ChainState(Protocol):
+    """What every sampler's state has; each adds its own. States are named tuples, so pytrees."""
+
+    @property
+    def weights(self) -> Weights:
+        """The current point."""
+
+    @property
+    def temperature(self) -> Array:
+        """T, as data: a temperature scan is one program."""
+
+    @property
+    def key(self) -> Key:
+        """The chain's own key, never changed; every draw folds the step into it."""
+
+    @property
+    def step(self) -> Array:
+        """Steps done since the start of the run."""
+
+    @property
+    def status(self) -> Array:
+        """A `Status`."""
+
+    def _replace(self, **changes: Any) -> Any: ...
+
+
+State = TypeVar("State", bound=ChainState)
+Measurements: TypeAlias = dict[str, Array]
+
+
+class Kernel(ABC):
+    """Pure functions of one chain; compared by identity, so that a compiled program belongs to one kernel."""
+
+    refresh_every: int | None = None
+    """`refresh` is called at multiples of this many steps, on the chains that are due; None: never."""
+
+    @abstractmethod
+    def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> Any:
+        """The state of a chain at step 0."""
+
+    @abstractmethod
+    def step(self, state: Any, dataset: Dataset) -> Any:
+        """One step of the dynamics."""
+
+    def measure(self, state: Any, exact_gradient: Weights) -> Measurements:
+        """What only this sampler can measure, given the exact gradient at the state's weights."""
+        del state, exact_gradient
+        return {}
+
+    def due(self, state: Any) -> Array:
+        """Whether the chain wants `refresh` now."""
+        del state
+        return jnp.asarray(False)
+
+    def refresh(self, state: Any, dataset: Dataset) -> Any:
+        """Maintenance between segments."""
+        del dataset
+        return state
+
+
+@dataclass(frozen=True, eq=False)
+class Sampler:
+    """A kernel with what it samples; made by `pseudo_langevin` and its siblings, run by `sample`."""
+
+    name: str
+    kernel: Kernel
+    potential: Potential
+    dataset: Dataset
+    settings: Mapping[str, Any]
+    """Every number the sampler was made with, for the record."""
+    uses_temperature: bool = True
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"{self.name}({settings})"
+
+
+class Stream(IntEnum):
+    """Independent uses of a chain's key; folding one in keeps a step's draws apart from a refresh's."""
+
+    INIT = 0
+    STEP = 1
+    REFRESH = 2
+
+
+def key_for(key: Key, stream: Stream, step: Array | int) -> Key:
+    """The key of one event of a chain: a function of the chain, the kind of event, and the step alone.
+
+    So a run does not depend on where its segments end or where it was interrupted.
+    """
+    return jax.random.fold_in(jax.random.fold_in(key, stream), step)
+
+
+def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> State:
+    """A segment: `num_steps` steps of one chain, then the check that it is finite.
+
+    A chain that is not is put back to where the segment began, and never moves again.
+    """
+    moved = lax.scan(lambda s, _: (kernel.step(s, dataset), None), state, length=num_steps)[0]
+    finite = trees.all_finite(moved)
+    running = state.status == Status.RUNNING
+    stopped = state._replace(status=jnp.where(running & ~finite, Status.NON_FINITE, state.status))
+    return trees.select(running & finite, moved, stopped)
+
+
+def refresh(kernel: Kernel, state: State, dataset: Dataset) -> State:
+    """The kernel's maintenance, where it is due and the chain still runs."""
+    due = kernel.due(state) & (state.status == Status.RUNNING)
+    return trees.select(due, kernel.refresh(state, dataset), state)

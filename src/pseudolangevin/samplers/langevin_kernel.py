@@ -1,0 +1,258 @@
+"""The Langevin kernel: one step of `integrator`, and the control of the mini-batch noise between segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import integrator, masses, noise, trees
+from ..checks import check_integer, check_interval, check_positive
+from ..data import Dataset
+from ..gradients import Oracle
+from ..masses import Granularity
+from ..potential import Potential
+from ..types import Array, Key, Status, Weights
+from .base import Kernel, Measurements, Stream, key_for
+
+RATIO_QUANTILES = (0.05, 0.5, 0.95)
+"""The quantiles of 𝒯_i that are recorded."""
+
+
+class LangevinState(NamedTuple):
+    """One chain."""
+
+    weights: Weights
+    temperature: Array
+    key: Key
+    step: Array
+    status: Array
+    half_step_momentum: Weights
+    masses: Weights
+    gradient_variance: Weights
+    """𝒱 in force: what the injected noise is reduced by; the mean of each group that shares a mass."""
+    next_refresh: Array
+    """Step at which 𝒱 is measured again."""
+    refresh_multiple: Array
+    """The current refresh interval in units of the base interval."""
+    peak_ratio: Array
+    """Largest 𝒯_i found by the last refresh, before masses were raised."""
+    raised_share: Array
+    """Share of the masses that the last refresh raised."""
+    num_resets: Array
+
+
+@dataclass(frozen=True)
+class NoiseControl:
+    """How 𝒱 and the masses are kept in step with the weights (the scheme of the paper's section on pL)."""
+
+    temperature_ratio: float
+    max_temperature_ratio: float
+    reset_probability: float
+    refresh_every: int
+    max_refresh_interval: int
+    refresh_tolerance: float
+    variance_block: int
+    variance_max_batches: int
+    variance_tolerance: float
+    mass_floor: float
+    max_regularizer_frequency: float
+    masses_per: Granularity
+    control_masses: bool
+    """False for naive pL: 𝒱 is measured and subtracted, but the masses stay as they are."""
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        check_integer("refresh_every", self.refresh_every, minimum=1)
+        check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
+        check_integer("variance_block", self.variance_block, minimum=2)
+        check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
+        check_positive("variance_tolerance", self.variance_tolerance)
+        check_positive("refresh_tolerance", self.refresh_tolerance)
+        check_interval("mass_floor", self.mass_floor, 0, 1, "it is a share of the tensor's mean variance")
+        check_interval("max_regularizer_frequency", self.max_regularizer_frequency, 1e-6, 1, "0.1 is a safe value")
+        masses.check_granularity(self.masses_per)
+
+
+@dataclass(frozen=True, eq=False)
+class LangevinKernel(Kernel):
+    """One row of the table in `langevin`: which oracle, which masses, whether the noise is controlled."""
+
+    potential: Potential
+    oracle: Oracle
+    momentum_retention: float
+    time_step: float
+    control: NoiseControl | None = None
+    """None: 𝒱 is neither measured nor subtracted."""
+    fixed_masses: float | Weights | None = None
+    """Used where the control does not set them."""
+
+    @property
+    def refresh_every(self) -> int | None:  # type: ignore[override]
+        """The base interval between measurements of 𝒱."""
+        return self.control.refresh_every if self.control else None
+
+    @property
+    def _dynamics(self) -> dict[str, float]:
+        return {"momentum_retention": self.momentum_retention, "time_step": self.time_step}
+
+    def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> LangevinState:
+        """Measure 𝒱, choose the masses, draw the momenta."""
+        variance_key, momentum_key = jax.random.split(key_for(key, Stream.INIT, 0))
+        status = jnp.asarray(Status.RUNNING, jnp.int32)
+        variance = masses.uniform(weights, 0.0)
+        mass = self._given_masses(weights)
+        if self.control is not None:
+            measured = self._measure_variance(variance_key, weights, dataset, self.control)
+            variance = masses.by_group(jnp.mean, measured, self.control.masses_per)
+            if self.control.control_masses:
+                mass = self._nominal_masses(measured, weights, temperature, self.control)
+                status = jnp.where(jnp.max(trees.ravel(variance)) == 0, Status.NO_NOISE, status)
+        ratios = masses.temperature_ratios(variance, mass, temperature, **self._dynamics)
+        return LangevinState(
+            weights=weights,
+            temperature=temperature,
+            key=key,
+            step=jnp.zeros((), jnp.int32),
+            status=status,
+            half_step_momentum=self._draw_momentum(momentum_key, weights, mass, variance, temperature, dataset),
+            masses=mass,
+            gradient_variance=variance,
+            next_refresh=jnp.asarray(self.refresh_every or 0, jnp.int32),
+            refresh_multiple=jnp.ones((), jnp.int32),
+            peak_ratio=jnp.max(trees.ravel(ratios)),
+            raised_share=jnp.zeros(()),
+            num_resets=jnp.zeros((), jnp.int32),
+        )
+
+    def step(self, state: LangevinState, dataset: Dataset) -> LangevinState:
+        """eq:PseudoLangevinIntegrator, with a batch and noise of its own."""
+        gradient_key, noise_key = jax.random.split(key_for(state.key, Stream.STEP, state.step))
+        weights, momentum = integrator.step(
+            state.weights,
+            state.half_step_momentum,
+            lambda w: self.oracle(gradient_key, w, dataset),
+            trees.normal_like(noise_key, state.weights),
+            state.masses,
+            state.gradient_variance,
+            state.temperature,
+            **self._dynamics,
+        )
+        return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
+
+    def due(self, state: LangevinState) -> Array:
+        """Whether the interval since the last measurement has passed."""
+        return state.step >= state.next_refresh
+
+    def refresh(self, state: LangevinState, dataset: Dataset) -> LangevinState:
+        """Measure 𝒱 again; raise masses that have become too light, or start masses and momenta anew."""
+        control = self.control
+        assert control is not None
+        variance_key, momentum_key, reset_key = jax.random.split(key_for(state.key, Stream.REFRESH, state.step), 3)
+        measured = self._measure_variance(variance_key, state.weights, dataset, control)
+        state = self._adopt_variance(state, masses.by_group(jnp.mean, measured, control.masses_per), control)
+        answered = self._guarded(measured, control) if control.control_masses else state.gradient_variance
+        ratios = masses.temperature_ratios(answered, state.masses, state.temperature, **self._dynamics)
+        state = state._replace(peak_ratio=jnp.max(trees.ravel(ratios)))
+        if not control.control_masses:
+            return state
+
+        reset = jax.random.bernoulli(reset_key, control.reset_probability)
+        excess = jax.tree.map(lambda r: r / control.max_temperature_ratio, ratios)
+        raised = jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess)
+        nominal = self._nominal_masses(measured, state.weights, state.temperature, control)
+        mass = trees.select(reset, nominal, raised)
+        fresh = self._draw_momentum(
+            momentum_key, state.weights, mass, state.gradient_variance, state.temperature, dataset
+        )
+        momentum = jax.tree.map(
+            lambda x, new, old: jnp.where(reset | (x > 1), new, old), excess, fresh, state.half_step_momentum
+        )
+        return state._replace(
+            masses=mass,
+            half_step_momentum=momentum,
+            raised_share=jnp.where(reset, 0.0, jnp.mean(trees.ravel(excess) > 1)),
+            num_resets=state.num_resets + reset,
+        )
+
+    def measure(self, state: LangevinState, exact_gradient: Weights) -> Measurements:
+        """Kinetic temperature, temperature ratios, gradient variance."""
+        momentum = integrator.full_step(state.half_step_momentum, exact_gradient, self.time_step)
+        measurements = {"kinetic_temperature": integrator.kinetic_temperature(momentum, state.masses)}
+        if self.control is None:
+            return measurements
+        ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self._dynamics)
+        per_weight = jax.tree.map(lambda v, w: jnp.broadcast_to(v, w.shape), state.gradient_variance, state.weights)
+        return measurements | {
+            "temperature_ratio": jnp.quantile(trees.ravel(ratios), jnp.asarray(RATIO_QUANTILES)),
+            "max_temperature_ratio": jnp.max(trees.ravel(ratios)),
+            "peak_temperature_ratio": state.peak_ratio,
+            "gradient_variance": trees.by_layer(trees.mean, per_weight),
+            "raised_share": state.raised_share,
+            "refresh_interval": state.refresh_multiple * self.control.refresh_every,
+            "num_resets": state.num_resets,
+        }
+
+    def _measure_variance(self, key: Key, weights: Weights, dataset: Dataset, control: NoiseControl) -> Weights:
+        return noise.from_minibatches(
+            self.oracle,
+            key,
+            weights,
+            dataset,
+            block_size=control.variance_block,
+            max_batches=control.variance_max_batches,
+            tolerance=control.variance_tolerance,
+        ).variance
+
+    def _adopt_variance(self, state: LangevinState, variance: Weights, control: NoiseControl) -> LangevinState:
+        """Put a new 𝒱 in force and set the time of the next measurement: later as long as measurements agree.
+
+        Agreement is judged on the mean 𝒱 of each tensor: single components carry the statistical error of the estimate,
+        of the order of the tolerance itself.
+        """
+        old, new = noise.tensor_means(state.gradient_variance), noise.tensor_means(variance)
+        longest = max(1, control.max_refresh_interval // control.refresh_every)
+        longer = jnp.minimum(state.refresh_multiple + 1, longest)
+        multiple = jnp.where(noise.agree(old, new, control.refresh_tolerance), longer, 1)
+        return state._replace(
+            gradient_variance=variance,
+            refresh_multiple=multiple,
+            next_refresh=state.step + multiple * control.refresh_every,
+        )
+
+    def _guarded(self, variance: Weights, control: NoiseControl) -> Weights:
+        """The variance that masses answer to: floored, and that of the noisiest weight where several share a mass."""
+        return masses.by_group(jnp.max, masses.floor_variance(variance, control.mass_floor), control.masses_per)
+
+    def _nominal_masses(
+        self, variance: Weights, weights: Weights, temperature: Array, control: NoiseControl
+    ) -> Weights:
+        nominal = masses.from_noise(
+            self._guarded(variance, control), temperature, control.temperature_ratio, **self._dynamics
+        )
+        stiffness = self.potential.stiffness(weights)
+        minimum = masses.stable_minimum(stiffness, self.time_step, control.max_regularizer_frequency)
+        return masses.at_least(nominal, minimum)
+
+    def _given_masses(self, weights: Weights) -> Weights:
+        if self.fixed_masses is None or isinstance(self.fixed_masses, int | float):
+            return masses.uniform(weights, self.fixed_masses or 1.0)
+        return jax.tree.map(lambda w, m: jnp.broadcast_to(m, w.shape).astype(w.dtype), weights, self.fixed_masses)
+
+    def _draw_momentum(
+        self,
+        key: Key,
+        weights: Weights,
+        mass: Weights,
+        variance: Weights,
+        temperature: Array,
+        dataset: Dataset,
+    ) -> Weights:
+        """Maxwell–Boltzmann momenta, taken half a step forward."""
+        momentum_key, gradient_key, noise_key = jax.random.split(key, 3)
+        momentum = integrator.maxwell_boltzmann(trees.normal_like(momentum_key, weights), mass, temperature)
+        gradient = self.oracle(gradient_key, weights, dataset)
+        xi = trees.normal_like(noise_key, weights)
+        return integrator.half_step(momentum, gradient, xi, mass, variance, temperature, **self._dynamics)

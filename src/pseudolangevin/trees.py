@@ -1,0 +1,104 @@
+"""Arithmetic on pytrees of weights: norms, noise of the same shape, and what counts as a layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .types import Array, Key, Weights
+
+
+def num_weights(weights: Weights) -> int:
+    """Number of scalar weights, the paper's N."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
+
+
+def dot(left: Weights, right: Weights) -> Array:
+    """Scalar product of two trees of the same structure."""
+    products = jax.tree.map(lambda a, b: jnp.sum(a * b), left, right)
+    return sum(jax.tree.leaves(products), start=jnp.zeros(()))
+
+
+def squared_norm(weights: Weights) -> Array:
+    """The sum of squares, |w|²."""
+    return dot(weights, weights)
+
+
+def normal_like(key: Key, weights: Weights) -> Weights:
+    """Independent standard normal numbers, shaped like `weights`."""
+    leaves, structure = jax.tree.flatten(weights)
+    keys = jax.random.split(key, len(leaves))
+    noise = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, noise)
+
+
+def zeros_like(weights: Weights) -> Weights:
+    """Zeros, shaped like `weights`."""
+    return jax.tree.map(jnp.zeros_like, weights)
+
+
+def select(predicate: Array, on_true: Any, on_false: Any) -> Any:
+    """One of two whole trees, by a scalar truth value."""
+    return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), on_true, on_false)
+
+
+def all_finite(tree: Any) -> Array:
+    """Whether every floating-point leaf is free of NaN and infinity; keys and integers do not count."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def layers(weights: Weights) -> dict[str, Weights]:
+    """The sub-trees that diagnostics call layers: the top-level entries of the pytree.
+
+    A wrapper with a single entry (``{"params": {...}}``) is looked through; a bare array is one layer.
+    """
+    children = jax.tree_util.default_registry.flatten_one_level(weights)
+    if children is None:
+        return {"weights": weights}
+    paths = jax.tree_util.tree_flatten_with_path(weights, is_leaf=lambda node: node is not weights)[0]
+    paths = [(path, child) for path, child in paths if jax.tree.leaves(child)]
+    if len(paths) == 1 and jax.tree_util.default_registry.flatten_one_level(paths[0][1]) is not None:
+        return layers(paths[0][1])
+    return {jax.tree_util.keystr(path, simple=True): child for path, child in paths}
+
+
+def by_layer(function: Callable[[Weights], Array], weights: Weights) -> Array:
+    """A scalar function of each layer, stacked in the order of `layers`."""
+    return jnp.stack([function(layer) for layer in layers(weights).values()])
+
+
+def mean(tree: Any) -> Array:
+    """The mean over all entries of all leaves."""
+    leaves = jax.tree.leaves(tree)
+    return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / num_weights(leaves)
+
+
+def ravel(tree: Any) -> Array:
+    """All leaves as one vector."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def check_weights(weights: Weights) -> None:
+    """Refuse what cannot be sampled: no weights at all, weights that are not float32 or float64, or not finite."""
+    flat = jax.tree_util.tree_flatten_with_path(weights)[0]
+    if not flat or num_weights([leaf for _, leaf in flat if hasattr(leaf, "shape")]) == 0:
+        raise ValueError(
+            "weights is an empty pytree; pass at least one array of weights, for example network.init(key)"
+        )
+    for path, leaf in flat:
+        name = "weights" + jax.tree_util.keystr(path)
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None:
+            raise ValueError(f"{name} is {leaf!r}, not an array; wrap it with jnp.asarray")
+        if dtype not in (jnp.float32, jnp.float64):
+            raise ValueError(
+                f"{name} has dtype {dtype}; weights move by steps far smaller than themselves, "
+                "so they must be float32 or float64: cast with .astype('float32')"
+            )
+        if not bool(jnp.all(jnp.isfinite(leaf))):
+            raise ValueError(f"{name} holds NaN or infinity; start from finite weights")
