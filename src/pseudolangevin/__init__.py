@@ -5,6 +5,7 @@ from .chains import Result, sample
 from .data import Dataset
 from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
+from .runs import load
 from .samplers.adam import adam
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
 from .types import Status
@@ -19,6 +20,7 @@ __all__ = [
     "adam",
     "classification",
     "full_batch_langevin",
+    "load",
     "models",
     "naive_pseudo_langevin",
     "pseudo_langevin",

@@ -23,7 +23,7 @@ from . import observables, trees
 from .checks import check_integer
 from .data import Dataset
 from .gradients import DEFAULT_CHUNK_SIZE
-from .layout import Layout, check_temperatures
+from .layout import Layout, temperatures_for
 from .observables import Observer
 from .progress import progress_bar
 from .reports import Reporter
@@ -139,10 +139,30 @@ class Plan:
             self.sampler.potential.check(jax.tree.map(lambda w: w[0], starts), self.test)
         return init(self.sampler, starts, self.layout.temperature_per_chain(starts), self.layout.keys(key))
 
-    def run(self, states: Any, *, start: int = 0, progress: bool | None = None) -> Iterator[Record]:
+    def abstract_states(self, weights: Weights) -> Any:
+        """Shapes and types of the states of chains whose weights have the shapes of `weights`."""
+        starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.layout.size, *w.shape), w.dtype), weights)
+        temperatures = jax.ShapeDtypeStruct((self.layout.size,), jax.tree.leaves(weights)[0].dtype)
+        init_kernel = partial(_init, self.sampler.kernel)
+        return jax.eval_shape(init_kernel, starts, temperatures, self.layout.keys(0), self.sampler.dataset)
+
+    def empty_trace(self, states: Any) -> xr.Dataset:
+        """The trace before the first record: every observable and coordinate, no draws."""
+        observe = partial(_observe, self.sampler.kernel, self.observer)
+        shapes = jax.eval_shape(observe, states, self.observed, self.test)
+        zeros = {name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()}
+        record = observables.to_host(zeros, 0.0)
+        stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
+        one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
+        trace = self.layout.trace(self.layout.unflatten(stacked), self.record_every, one)
+        return trace.assign_attrs(record_every=self.record_every)
+
+    def run(
+        self, states: Any, *, start: int = 0, segment: int | None = None, progress: bool | None = None
+    ) -> Iterator[Record]:
         """Every record from step `start` on, and the end: stopped chains masked and warned of, under a progress bar.
 
-        It ends early when no chain is left running.
+        It ends early when no chain is left running. With `segment`, the chains are handed out at its multiples, too.
         """
         if bool(np.all(np.asarray(states.status) != Status.RUNNING)):
             return
@@ -157,10 +177,11 @@ class Plan:
                 start=start,
                 stop=self.num_steps,
                 record_every=self.record_every,
+                segment=segment,
             ):
                 if record.observables is None:
                     yield record
-                    return
+                    continue
                 masked = reporter.mask_stopped(record.observables)
                 reporter.report(record.observables, last=record.step + self.record_every > self.num_steps)
                 bar.update(record.step, float(np.nanmean(masked["loss"])) if reporter.any_running else math.nan)
@@ -181,7 +202,7 @@ def make_plan(
     chunk_size: int = DEFAULT_CHUNK_SIZE,
 ) -> Plan:
     """Check the arguments of `sample` before anything is compiled."""
-    values = check_temperatures(temperatures, sampler)
+    values = temperatures_for(sampler, temperatures)
     check_integer("num_chains", num_chains, minimum=1)
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
     record_every = max(1, num_steps // 100) if record_every is None else record_every
@@ -216,9 +237,10 @@ def run(
     start: int = 0,
     stop: int,
     record_every: int,
+    segment: int | None = None,
 ) -> Iterator[Record]:
-    """Advance chains from step `start` to `stop`, yielding every record, and the chains at `stop` without
-    observables where that is not a step to record.
+    """Advance chains from step `start` to `stop`, yielding every record; at `stop`, and at multiples of `segment`, the
+    chains come without observables where there is nothing to record.
 
     It may be continued from any record: `start` is that record's step.
     """
@@ -236,12 +258,14 @@ def run(
         length = min(_to_next_multiple(step, record_every), stop - step)
         if kernel.refresh_every is not None:
             length = min(length, _to_next_multiple(step, kernel.refresh_every))
+        if segment is not None:
+            length = min(length, _to_next_multiple(step, segment))
         states = _advance(kernel, states, sampler.dataset, num_steps=length)
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)
             yield Record(step, states, observables.to_host(record, stiffness))
-        elif step == stop:
+        elif step == stop or (segment is not None and step % segment == 0):
             yield Record(step, states, None)
 
 

@@ -115,14 +115,19 @@ def dimensions(name: str) -> tuple[str, ...]:
     return ("temperature", "chain", "draw") + ((extra,) if extra else ())
 
 
-def check_temperatures(temperatures: Sequence[float] | None, sampler: Sampler) -> list[float]:
-    """The temperatures as floats; refuse what cannot be sampled."""
+def temperatures_for(sampler: Sampler, temperatures: Sequence[float] | None) -> list[float]:
+    """The temperatures of a run of `sampler`, checked; one nominal zero for a sampler without temperature."""
     if not sampler.uses_temperature:
         if temperatures is not None:
             raise ValueError(f"temperatures = {temperatures!r}: {sampler.name} has no temperature; leave it out")
         return [0.0]
     if temperatures is None:
         raise ValueError("temperatures is missing; pass a list, for example temperatures=[1e-5, 3e-5]")
+    return check_temperatures(temperatures)
+
+
+def check_temperatures(temperatures: Sequence[float]) -> list[float]:
+    """Temperatures as floats; refuse what exp(−U/T) cannot have."""
     try:
         values = list(temperatures)
     except TypeError:
