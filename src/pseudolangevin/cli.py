@@ -65,7 +65,7 @@ def sample(
         Path | None, typer.Argument(metavar="CONFIG.toml", help="What to run.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder to make.  [default: runs/DATE-TIME]", show_default=False)
+        Path | None, typer.Option(help="The run folder to make (default: runs/DATE-TIME).", show_default=False)
     ] = None,
     overrides: Overrides = None,
     print_config: Annotated[
@@ -249,7 +249,8 @@ def _explain(error: Exception) -> list[str] | None:
     if isinstance(error, RunFolderError):
         return [str(error)]
     if hasattr(error, "format_message"):  # of the command line's own parser
-        return [f"{error.format_message()} See `pseudolangevin --help`."]
+        message = error.format_message()  # empty where the help was shown instead
+        return [f"{message} See `pseudolangevin --help`."] if message else []
     if "RESOURCE_EXHAUSTED" in str(error):
         return ["out of memory on the device; lower num_chains, the number of temperatures, or sampler.batch_size"]
     return None
