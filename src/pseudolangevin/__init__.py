@@ -7,6 +7,7 @@ from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .runs import load
 from .samplers.adam import adam
+from .samplers.base import Sampler
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
 from .types import Status
 
@@ -16,6 +17,7 @@ __all__ = [
     "DeadClassWarning",
     "Potential",
     "Result",
+    "Sampler",
     "Status",
     "adam",
     "classification",
