@@ -6,6 +6,7 @@ from .data import Dataset
 from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .samplers.adam import adam
+from .samplers.base import Sampler
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
 from .types import Status
 
@@ -15,6 +16,7 @@ __all__ = [
     "DeadClassWarning",
     "Potential",
     "Result",
+    "Sampler",
     "Status",
     "adam",
     "classification",
