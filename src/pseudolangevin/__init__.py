@@ -7,6 +7,7 @@ from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .samplers.adam import adam
 from .samplers.base import Sampler
+from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
 from .types import Status
 
@@ -21,6 +22,8 @@ __all__ = [
     "adam",
     "classification",
     "full_batch_langevin",
+    "hybrid_monte_carlo",
+    "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",
     "pseudo_langevin",

@@ -47,7 +47,7 @@ def uniform(weights: Weights, mass: float, granularity: Granularity = "weight") 
 
 def given(weights: Weights, masses: float | Weights) -> Weights:
     """Masses as the user gave them: one number, or a pytree whose arrays broadcast against the weights."""
-    if jnp.ndim(masses) == 0 and not isinstance(masses, dict | list | tuple):
+    if is_one_number(masses):
         return uniform(weights, masses, "tensor")
     structure: Any = jax.tree.structure(weights)
     if structure != jax.tree.structure(masses):
@@ -67,6 +67,11 @@ def given(weights: Weights, masses: float | Weights) -> Weights:
         return mass
 
     return jax.tree.map(fitted, weights, masses)
+
+
+def is_one_number(masses: float | Weights) -> bool:
+    """Whether one mass was given for all weights."""
+    return jax.tree_util.all_leaves([masses]) and jnp.ndim(masses) == 0
 
 
 def check_given(masses: float | Weights) -> None:
