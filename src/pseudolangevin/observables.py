@@ -39,6 +39,10 @@ LONG_NAMES = {
     "acceptance": "share of moves accepted since the warm-up (during it: since the start)",
     "energy_error": "ΔH/T of the last trajectory",
     "time_step": "δt of the next move",
+    "validation_loss": "mean loss on the validation set, when it was last computed",
+    "validation_error": "share of misclassified validation examples, when it was last computed",
+    "validation_step": "step at which the validation set was last computed",
+    "best_step": "step of the best validation so far",
     "dead_class": "whether the score of a class is the same for every example",
     "status": "0 running; otherwise why the chain stopped",
 }
