@@ -37,6 +37,13 @@ LONG_NAMES = {
     "raised_share": "share of masses raised by the last refresh",
     "refresh_interval": "steps between measurements of 𝒱",
     "num_resets": "how often masses and momenta were started anew",
+    "acceptance": "share of moves accepted since the warm-up (during it: since the start)",
+    "energy_error": "ΔH/T of the last trajectory",
+    "time_step": "δt of the next move",
+    "validation_loss": "mean loss on the validation set, when it was last computed",
+    "validation_error": "share of misclassified validation examples, when it was last computed",
+    "validation_step": "step at which the validation set was last computed",
+    "best_step": "step of the best validation so far",
     "dead_class": "whether the score of a class is the same for every example",
     "status": "0 running; otherwise why the chain stopped",
 }

@@ -178,7 +178,7 @@ def _continue(
                     break
     if last.step > at.step:
         writer.checkpoint(last)
-    stopped = int(np.sum(np.asarray(last.states.status) != Status.RUNNING))
+    stopped = sum(not Status(int(status)).healthy for status in np.asarray(last.states.status))
     how = "interrupted" if interrupted else "ended"
     folder.log(f"{how} at step {last.step} of {plan.num_steps} after {writer.seconds:.1f} s of sampling")
     return Outcome(folder.path, last.step, plan.num_steps, interrupted, stopped, writer.seconds, notes)

@@ -40,7 +40,7 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
         trace = trace.isel(temperature=index)
     trace = trace.transpose("chain", "draw", ...)
     floats = [name for name, values in trace.data_vars.items() if np.issubdtype(values.dtype, np.floating)]
-    groups = {"posterior": trace[floats], "sample_stats": trace.drop_vars(floats)}
+    groups: Any = {"posterior": trace[floats], "sample_stats": trace.drop_vars(floats)}
     if hasattr(arviz, "InferenceData"):
-        return arviz.InferenceData(False, **groups)
+        return arviz.InferenceData(**groups)
     return xr.DataTree.from_dict({f"/{name}": group for name, group in groups.items()})

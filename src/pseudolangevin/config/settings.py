@@ -15,12 +15,23 @@ from ..chains import MAX_STEPS
 from ..layout import check_temperatures
 from ..samplers.adam import adam
 from ..samplers.base import Sampler
+from ..samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from ..samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
 from .signatures import Section, from_signature
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    function.__name__: function for function in (pseudo_langevin, naive_pseudo_langevin, full_batch_langevin, adam)
+    function.__name__: function
+    for function in (
+        pseudo_langevin,
+        naive_pseudo_langevin,
+        full_batch_langevin,
+        hybrid_monte_carlo,
+        minibatch_hybrid_monte_carlo,
+        adam,
+    )
 }
+NOT_IN_FILES = ("potential", "dataset", "key", "validation", "validate_every", "patience")
+"""Arguments of samplers and tasks that come from elsewhere, or from Python alone."""
 WITHOUT_TEMPERATURE = ("adam",)
 DEFAULT_TEMPERATURES = [1e-5, 3e-5]
 MAX_RECORDS = 10_000_000
@@ -40,6 +51,7 @@ def _seed(description: str) -> dict[str, Any]:
 SpinVectors: Any = from_signature(
     tasks.spin_vectors,
     tag=("kind", "spin_vectors"),
+    skip=NOT_IN_FILES,
     defaults={"num_train": 55_800, "num_test": 10_044},
     last=_seed("of the class vectors and the examples"),
 )
@@ -102,6 +114,7 @@ class RandomStart(Section):
 AdamStart: Any = from_signature(
     adam,
     tag=("kind", "adam"),
+    skip=NOT_IN_FILES,
     defaults={"learning_rate": 1e-3},
     first={"num_steps": (Count, Field(2_000, description="training steps before sampling; every chain has its own"))},
     last=_seed("of the random weights and the training"),
@@ -148,7 +161,7 @@ class Placement(Section):
 TaskSection: Any = SpinVectors | Files
 StartSection: Any = RandomStart | AdamStart | FileStart
 SamplerSection: Any = Union[  # noqa: UP007 (built at run time, so that a new sampler is one more entry of SAMPLERS)
-    tuple(from_signature(function, tag=("name", name)) for name, function in SAMPLERS.items())
+    tuple(from_signature(function, tag=("name", name), skip=NOT_IN_FILES) for name, function in SAMPLERS.items())
 ]
 
 

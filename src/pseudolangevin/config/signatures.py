@@ -25,7 +25,7 @@ def from_signature(
     function: Callable[..., Any],
     *,
     tag: tuple[str, str],
-    skip: tuple[str, ...] = ("potential", "dataset", "key"),
+    skip: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
     first: Mapping[str, Any] | None = None,
     last: Mapping[str, Any] | None = None,
@@ -50,8 +50,8 @@ def from_signature(
         default = (defaults or {}).get(name, parameter.default)
         default = ... if default is inspect.Parameter.empty else default
         hint = Precision if name == "precision" else _plain(hints[name])
-        if hint is None and default is not ...:
-            continue  # an argument for Python alone, such as a second data set
+        if hint is None:
+            raise TypeError(f"{name}: {hints[name]!r} cannot be written in a TOML file; skip it")
         fields[name] = (hint, Field(default, description=described.get(name, "").rstrip(".")))
     return create_model("".join(w.title() for w in value.split("_")), __base__=Section, **fields, **dict(last or {}))
 
