@@ -5,8 +5,10 @@ from .chains import Result, sample
 from .data import Dataset
 from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
-from .samplers.adam import adam
+from .runs import load
+from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
+from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
 from .types import Status
 
@@ -19,8 +21,12 @@ __all__ = [
     "Sampler",
     "Status",
     "adam",
+    "best_weights",
     "classification",
     "full_batch_langevin",
+    "hybrid_monte_carlo",
+    "load",
+    "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",
     "pseudo_langevin",

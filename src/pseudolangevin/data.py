@@ -54,17 +54,43 @@ class Dataset:
 
     def head(self, num_examples: int) -> Dataset:
         """The first examples."""
-        return jax.tree.map(lambda array: array[:num_examples], self)
+        return Dataset.tree_unflatten(None, jax.tree.map(lambda array: array[:num_examples], self.batch))
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], None]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         """Children and auxiliary data, for JAX."""
         return (self.inputs, self.targets), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any, Any]) -> Dataset:
+    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> Dataset:
         """Rebuild without checking: inside a compiled function the leaves are tracers."""
         dataset = object.__new__(cls)
         dataset.inputs, dataset.targets = children
+        return dataset
+
+
+@jax.tree_util.register_pytree_node_class
+class ValidatedDataset(Dataset):
+    """A training set with a validation set beside it: everywhere a data set is asked for it is the training set.
+
+    Both travel as one argument of compiled functions; only who asks for `validation` sees it.
+    """
+
+    validation: Dataset
+
+    def __init__(self, training: Dataset, validation: Dataset) -> None:
+        """Two data sets that were checked already."""
+        self.inputs, self.targets = training.batch
+        self.validation = validation
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """Children and auxiliary data, for JAX."""
+        return (self.inputs, self.targets, self.validation), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> ValidatedDataset:
+        """Rebuild without checking."""
+        dataset = object.__new__(cls)
+        dataset.inputs, dataset.targets, dataset.validation = children
         return dataset
 
 
@@ -80,7 +106,7 @@ def _check_arrays(name: str, tree: Any) -> int:
         if math.prod(shape) == 0:
             raise ValueError(f"{name} is empty (shape {shape}); pass at least one example")
         lengths.add(shape[0])
-        dtype = np.result_type(leaf)
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if not (np.issubdtype(dtype, np.number) or dtype == np.bool_ or jnp.issubdtype(dtype, jnp.floating)):
             raise ValueError(f"{name} has dtype {dtype}; pass numbers, for example integer class labels")
         if jnp.issubdtype(dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf).astype(np.complex128))):
@@ -93,7 +119,7 @@ def _check_arrays(name: str, tree: Any) -> int:
 def draw_batch(key: Key, dataset: Dataset, batch_size: int) -> Batch:
     """`batch_size` examples drawn uniformly and independently, so with replacement."""
     indices = jax.random.randint(key, (batch_size,), 0, dataset.num_examples)
-    return jax.tree.map(lambda array: array[indices], dataset).batch
+    return jax.tree.map(lambda array: array[indices], dataset.batch)
 
 
 def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, dataset: Dataset, chunk_size: int) -> Carry:
@@ -110,7 +136,7 @@ def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, data
         first_new = chunk * chunk_size
         start = jnp.minimum(first_new, num_examples - chunk_size)
         mask = start + jnp.arange(chunk_size) >= first_new
-        batch = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, chunk_size), dataset).batch
+        batch = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, chunk_size), dataset.batch)
         return fold(carry, batch, mask), None
 
     return lax.scan(body, carry, jnp.arange(num_chunks))[0]

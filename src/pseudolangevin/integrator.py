@@ -32,7 +32,7 @@ def step(
     variance: Weights,
     temperature: Array,
     momentum_retention: float,
-    time_step: float,
+    time_step: float | Array,
 ) -> tuple[Weights, Weights]:
     """One step: drift, one gradient, kick. `noise` is ξ; None means c1 = 1, where none enters."""
     weights = drift(weights, half_step_momentum, masses, time_step)
@@ -55,7 +55,7 @@ def step(
     return weights, jax.tree.map(thermalize, half_step_momentum, masses, variance, noise)
 
 
-def drift(weights: Weights, half_step_momentum: Weights, masses: Weights, time_step: float) -> Weights:
+def drift(weights: Weights, half_step_momentum: Weights, masses: Weights, time_step: float | Array) -> Weights:
     """w ← w + δt·h/M."""
     return jax.tree.map(lambda w, h, m: w + time_step * h / m, weights, half_step_momentum, masses)
 
@@ -68,7 +68,7 @@ def half_step(
     variance: Weights,
     temperature: Array,
     momentum_retention: float,
-    time_step: float,
+    time_step: float | Array,
 ) -> Weights:
     """h = c1·p − (δt/2)·g + √((1 − c1²)·M·T − (δt/2)²·𝒱)·ξ (eq:ExtendedMomenta_pL)."""
     h = jax.tree.map(lambda p, g: momentum_retention * p - 0.5 * time_step * g, momentum, gradient)
@@ -82,7 +82,7 @@ def half_step(
     return jax.tree.map(thermalize, h, masses, variance, noise)
 
 
-def full_step(half_step_momentum: Weights, gradient: Weights, time_step: float) -> Weights:
+def full_step(half_step_momentum: Weights, gradient: Weights, time_step: float | Array) -> Weights:
     """p = h + (δt/2)·g: the momentum at the time of the weights.
 
     With the exact gradient this is the thermalised momentum, N(0, M·T) at equilibrium, whatever δt on a quadratic

@@ -8,11 +8,12 @@ kernel) or per tensor; they are stored as arrays that broadcast against the weig
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
+from .checks import as_number
 from .types import Array, Weights
 
 Granularity: TypeAlias = Literal["weight", "row", "tensor"]
@@ -42,6 +43,52 @@ def from_noise(
 def uniform(weights: Weights, mass: float, granularity: Granularity = "weight") -> Weights:
     """The same mass for every weight."""
     return jax.tree.map(lambda w: jnp.full(group_shape(w.shape, granularity), mass, w.dtype), weights)
+
+
+def given(weights: Weights, masses: float | Weights) -> Weights:
+    """Masses as the user gave them: one number, or a pytree whose arrays broadcast against the weights."""
+    if is_one_number(masses):
+        return uniform(weights, masses, "tensor")
+    structure: Any = jax.tree.structure(weights)
+    if structure != jax.tree.structure(masses):
+        raise ValueError(
+            f"masses is a pytree {jax.tree.structure(masses)}, the weights are {structure}; "
+            "pass one number or a pytree shaped like the weights of one chain"
+        )
+
+    def fitted(weight: Array, mass: Any) -> Array:
+        mass = jnp.asarray(mass, weight.dtype)
+        mass = mass.reshape((1,) * (weight.ndim - mass.ndim) + mass.shape)
+        if mass.ndim != weight.ndim or any(m not in (1, w) for m, w in zip(mass.shape, weight.shape, strict=True)):
+            raise ValueError(
+                f"masses holds an array of shape {mass.shape} for weights of shape {weight.shape}; "
+                "pass one number or a pytree shaped like the weights of one chain"
+            )
+        return mass
+
+    return jax.tree.map(fitted, weights, masses)
+
+
+def is_one_number(masses: float | Weights) -> bool:
+    """Whether one mass was given for all weights."""
+    return jax.tree_util.all_leaves([masses]) and jnp.ndim(masses) == 0
+
+
+def check_given(masses: float | Weights) -> None:
+    """Refuse masses that are not positive, finite numbers."""
+    leaves = jax.tree.leaves(masses)
+    if not leaves:
+        raise ValueError(f"masses = {masses!r} is empty; pass one number or a pytree shaped like the weights")
+    for leaf in leaves:
+        if jnp.ndim(leaf) == 0:
+            as_number("masses", leaf)
+        low, high = float(jnp.min(jnp.asarray(leaf))), float(jnp.max(jnp.asarray(leaf)))
+        if not (low > 0 and high < jnp.inf):
+            bad = low if not low > 0 else high
+            raise ValueError(
+                f"masses holds {bad:g}; all must be positive and finite: pass one number or a pytree shaped like the "
+                "weights"
+            )
 
 
 def floor_variance(variance: Weights, fraction: float) -> Weights:

@@ -5,6 +5,7 @@ Everything is measured on the whole training set (or a fixed subset of it) with 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,13 @@ LONG_NAMES = {
     "raised_share": "share of masses raised by the last refresh",
     "refresh_interval": "steps between measurements of 𝒱",
     "num_resets": "how often masses and momenta were started anew",
+    "acceptance": "share of moves accepted since the warm-up (during it: since the start)",
+    "energy_error": "ΔH/T of the last trajectory",
+    "time_step": "δt of the next move",
+    "validation_loss": "mean loss on the validation set, when it was last computed",
+    "validation_error": "share of misclassified validation examples, when it was last computed",
+    "validation_step": "step at which the validation set was last computed",
+    "best_step": "step of the best validation so far",
     "dead_class": "whether the score of a class is the same for every example",
     "status": "0 running; otherwise why the chain stopped",
 }
@@ -85,7 +93,7 @@ def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:
     return jnp.stack([trees.dot(w, g) / trees.num_weights(w) for w, g in pairs])
 
 
-def to_host(record: dict[str, Array], stiffness: float) -> dict[str, np.ndarray]:
+def to_host(record: Mapping[str, Array | np.ndarray], stiffness: float) -> dict[str, np.ndarray]:
     """A record as float64 NumPy arrays, the compensated pairs added up, and U formed from them."""
     host = {name: np.asarray(value) for name, value in record.items()}
     host["loss"] = host["loss"].astype(np.float64).sum(axis=-1)

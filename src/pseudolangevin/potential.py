@@ -12,7 +12,7 @@ import numpy as np
 
 from . import trees
 from .checks import as_number
-from .data import Dataset
+from .data import Dataset, ValidatedDataset
 from .types import Array, Batch, PerExample, Weights
 
 
@@ -75,6 +75,11 @@ class Potential:
         if self.class_scores is not None:
             num_classes = jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1]
             check_labels(dataset.targets, num_classes)
+        if isinstance(dataset, ValidatedDataset):
+            try:
+                self.check(weights, dataset.validation)
+            except ValueError as error:
+                raise ValueError(f"validation: {error}") from error
 
 
 def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch, num: int) -> None:

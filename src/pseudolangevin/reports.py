@@ -45,8 +45,8 @@ class Reporter:
         return not bool(self._stopped.all())
 
     def mask_stopped(self, record: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The record with NaN in place of the numbers of stopped chains."""
-        stopped = record["status"] != Status.RUNNING
+        """The record with NaN in place of the numbers of chains that failed; one that was done rests at its values."""
+        stopped = ~np.isin(record["status"], [status for status in Status if status.healthy])
         if not stopped.any():
             return record
         return {
@@ -64,8 +64,10 @@ class Reporter:
         """
         for index in map(int, np.flatnonzero((record["status"] != Status.RUNNING) & ~self._stopped)):
             self._stopped[index] = True
-            reason = Status(int(record["status"][index])).explanation
-            warnings.warn(f"{self._names.name(index)} stopped: {reason}", ChainStoppedWarning, stacklevel=3)
+            status = Status(int(record["status"][index]))
+            if not status.healthy:
+                message = f"{self._names.name(index)} stopped: {status.explanation}"
+                warnings.warn(message, ChainStoppedWarning, stacklevel=3)
         if "dead_class" not in record:
             return
         dead = record["dead_class"]

@@ -31,6 +31,14 @@ class Status(IntEnum):
     NO_NOISE = 2
     """No component of the mini-batch gradient varies, so no mass can be chosen from the noise; nothing was sampled."""
 
+    EARLY_STOPPED = 3
+    """Training ended as asked: the validation set stopped improving."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the chain is where it should be, running or not."""
+        return self in (Status.RUNNING, Status.EARLY_STOPPED)
+
     @property
     def explanation(self) -> str:
         """One line for a person."""
@@ -44,4 +52,5 @@ class Status(IntEnum):
                 "the mini-batch gradient has no variance, so masses cannot be chosen from it; "
                 "use full_batch_langevin, or check that the loss depends on the data"
             ),
+            Status.EARLY_STOPPED: "the validation set has not improved for `patience` validations",
         }[self]

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import math
 
-import jax
-import jax.numpy as jnp
-
 from .. import gradients
-from ..checks import as_number, check_integer, check_interval, check_positive
+from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
 from ..gradients import DEFAULT_CHUNK_SIZE
-from ..masses import Granularity
+from ..masses import Granularity, check_given
 from ..potential import Potential
 from ..types import Weights
 from .base import Sampler
@@ -201,7 +198,7 @@ def naive_pseudo_langevin(
             masses_per="weight",
             control_masses=False,
         )
-        oracle = gradients.minibatch(potential, batch_size, precision)
+    oracle = gradients.minibatch(potential, batch_size, precision)
     kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control, fixed_masses=mass)
     settings = {
         "batch_size": batch_size,
@@ -239,7 +236,7 @@ def full_batch_langevin(
     """
     _check_dynamics(momentum_retention, time_step)
     check_integer("chunk_size", chunk_size, minimum=1)
-    _check_masses(masses)
+    check_given(masses)
     oracle = gradients.exact(potential, chunk_size)
     kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, fixed_masses=masses)
     settings = {
@@ -271,11 +268,3 @@ def _check_batch_size(batch_size: int, dataset: Dataset) -> None:
         maximum=dataset.num_examples,
         remedy="for the exact gradient of the whole data set use full_batch_langevin",
     )
-
-
-def _check_masses(given: float | Weights) -> None:
-    for leaf in jax.tree.leaves(given):
-        if jnp.ndim(leaf) == 0:
-            as_number("masses", leaf)
-        if not bool(jnp.all(jnp.asarray(leaf) > 0)):
-            raise ValueError("masses must all be positive; pass one number or a pytree shaped like the weights")

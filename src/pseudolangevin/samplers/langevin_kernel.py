@@ -118,7 +118,8 @@ class LangevinKernel(Kernel):
         variance_key, momentum_key = jax.random.split(key_for(key, Stream.INIT, 0))
         status = jnp.asarray(Status.RUNNING, jnp.int32)
         variance = masses.uniform(weights, 0.0)
-        mass = self._given_masses(weights)
+        given = masses.given(weights, 1.0 if self.fixed_masses is None else self.fixed_masses)
+        mass = jax.tree.map(lambda w, m: jnp.broadcast_to(m, w.shape), weights, given)
         if self.control is not None:
             measured = self._measure_variance(variance_key, weights, dataset, self.control)
             variance = masses.by_group(jnp.mean, measured, self.control.masses_per)
@@ -262,11 +263,6 @@ class LangevinKernel(Kernel):
         stiffness = self.potential.stiffness(weights)
         minimum = masses.stable_minimum(stiffness, self.time_step, control.max_regularizer_frequency)
         return masses.at_least(nominal, minimum)
-
-    def _given_masses(self, weights: Weights) -> Weights:
-        if self.fixed_masses is None or isinstance(self.fixed_masses, int | float):
-            return masses.uniform(weights, self.fixed_masses or 1.0)
-        return jax.tree.map(lambda w, m: jnp.broadcast_to(m, w.shape).astype(w.dtype), weights, self.fixed_masses)
 
     def _draw_momentum(
         self,

@@ -1,0 +1,1 @@
+"""Bridges to other libraries, each optional; import the one you need."""
