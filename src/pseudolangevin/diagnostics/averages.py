@@ -86,15 +86,6 @@ def inefficiency(values: ArrayLike) -> float:
     return max(1.0, 2 * float(np.minimum.accumulate(positive).sum()) - 1) if len(positive) else 1.0
 
 
-def decorrelated(series: ArrayLike) -> Floats:
-    """n/g draws of one chain, evenly spaced: samples that may be treated as independent."""
-    values = np.asarray(series, np.float64)
-    num = len(values)
-    if num < MIN_DRAWS:
-        return values
-    return values[np.linspace(0, num - 1, max(1, math.floor(num / inefficiency(values)))).round().astype(int)]
-
-
 def _autocovariance(chains: Floats) -> Floats:
     """Σ_t x(t)·x(t + lag)/n about every chain's own mean, by fast Fourier transform; axes (chain, lag)."""
     num_draws = chains.shape[1]

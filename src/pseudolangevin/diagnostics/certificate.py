@@ -81,7 +81,7 @@ def certificate(
     layer_tolerance: float = 0.1,
     ks_tolerance: float = 0.1,
     rhat_tolerance: float = 0.05,
-    ensemble_tolerance: float = 0.15,
+    ensemble_error: float = 0.07,
     burn_in: float = 0.5,
     noise_draws: int = 1_000,
     key: int = 0,
@@ -104,7 +104,8 @@ def certificate(
         layer_tolerance: the same for the virial temperature of single layers, where collective noise concentrates.
         ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests with p > 0.05 may fall.
         rhat_tolerance: how far above 1 R-hat may be.
-        ensemble_tolerance: relative error allowed in the slope of ln[P2(U)/P1(U)].
+        ensemble_error: standard error to which the slope of ln[P2(U)/P1(U)] must be known, relative, for that line to
+            pass.
         burn_in: share of the records discarded at the start of every chain; equilibrium is judged on the rest.
         noise_draws: mini-batch gradients drawn at the final weights of every chain; 0 leaves these lines out.
         key: seed of those draws.
@@ -118,12 +119,12 @@ def certificate(
         ("layer_tolerance", layer_tolerance),
         ("ks_tolerance", ks_tolerance),
         ("rhat_tolerance", rhat_tolerance),
-        ("ensemble_tolerance", ensemble_tolerance),
+        ("ensemble_error", ensemble_error),
     ]:
         check_positive(name, value)
     check_interval("burn_in", burn_in, 0.0, 0.95, "it is the share of the records to discard")
     check_integer("noise_draws", noise_draws, minimum=0)
-    tolerances = Tolerances(tolerance, layer_tolerance, ks_tolerance, rhat_tolerance, ensemble_tolerance)
+    tolerances = Tolerances(tolerance, layer_tolerance, ks_tolerance, rhat_tolerance, ensemble_error)
     run = _Run(result, tolerances, burn_in)
     notes = []
     per_chain = [m for chain in run.chains() for m in chain_lines(chain, tolerances)]

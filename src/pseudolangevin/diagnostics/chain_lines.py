@@ -17,8 +17,8 @@ from .verdicts import Measurement, Side
 
 ROUNDING = 1e-3
 """A relative excess of a ratio over its limit that is rounding, not a fault."""
-STEADY_SHARE = 0.5
-"""A drift smaller than this share of the thermal fluctuations is of no consequence."""
+STEADY = 1.0
+"""A drift smaller than this many standard deviations of the thermal fluctuations is of no consequence."""
 MIN_ACCEPTANCE = 0.2
 """A Metropolis sampler that accepts less than this moves too rarely for its averages to be trusted."""
 
@@ -31,7 +31,7 @@ class Tolerances:
     layer: float
     ks_fraction: float
     rhat: float
-    ensemble: float
+    ensemble_error: float
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
         if variable == "potential" and chain.temperature is not None:
             unit = 0.5 * chain.num_weights * chain.temperature
         moved = drift(values / unit if unit > 0 else values)
-        # Where thermal fluctuations are larger than the tolerance, a fraction of them is all that matters.
-        tolerance = max(tolerances.temperature, STEADY_SHARE * moved.fluctuation)
+        # In a small system thermal fluctuations are larger than the tolerance, and a drift within them does not matter.
+        tolerance = max(tolerances.temperature, STEADY * moved.fluctuation)
         yield Measurement(
             f"stationarity of {title}",
             chain.temperature,

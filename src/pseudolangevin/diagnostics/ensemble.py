@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .averages import Floats, as_chains, decorrelated
+from .averages import MIN_DRAWS, Floats, as_chains, inefficiency
 
 MAX_SEPARATION = 4.0
 """Distance of the two means, in standard deviations, beyond which the histograms hardly share a bin."""
 BEST_SEPARATION = 2.0
 """Distance at which the slope is determined best, about."""
 MIN_SAMPLES = 20
-"""Fewer decorrelated samples than this at either temperature are not fitted."""
+"""Fewer independent samples than this at either temperature are not fitted."""
 
 
 class EnsembleCheck(NamedTuple):
@@ -33,10 +33,10 @@ class EnsembleCheck(NamedTuple):
     ratio: float
     """Measured slope over −(1/T2 − 1/T1); 1 is right. NaN where it cannot be measured."""
     standard_error: float
-    """Of `ratio`, by bootstrap."""
+    """Of `ratio`, by bootstrap over blocks longer than the autocorrelation."""
     expected_slope: float
-    num_samples: tuple[int, int]
-    """Decorrelated samples at the two temperatures."""
+    num_samples: tuple[float, float]
+    """Independent samples at the two temperatures."""
     separation: float
     """Distance between the means of U in units of their standard deviation."""
     suggested_temperature: float
@@ -65,23 +65,42 @@ def two_temperature_check(
         num_bootstrap: resamplings for the standard error.
         seed: of the bootstrap.
     """
-    samples = [np.concatenate([decorrelated(chain) for chain in as_chains(u)]) for u in (first, second)]
-    sizes = (len(samples[0]), len(samples[1]))
+    chains = [as_chains(first), as_chains(second)]
+    effective = (_effective(chains[0]), _effective(chains[1]))
     low, high = temperatures
     expected = -(1 / high - 1 / low)
-    spread = math.sqrt((samples[0].var() + samples[1].var()) / 2)
-    separation = abs(float(samples[1].mean() - samples[0].mean())) / spread if spread > 0 else math.inf
-    suggested = _neighbour(low, high, float(samples[0].std()))
-    if min(sizes) < MIN_SAMPLES or separation > MAX_SEPARATION:
-        return EnsembleCheck(math.nan, math.nan, expected, sizes, separation, suggested)
-    energies = np.concatenate(samples)
+    spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
+    separation = abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
+    suggested = _neighbour(low, high, float(chains[0].std()))
+    if not (min(effective) >= MIN_SAMPLES and separation <= MAX_SEPARATION):
+        return EnsembleCheck(math.nan, math.nan, expected, effective, separation, suggested)
+    energies = np.concatenate([u.ravel() for u in chains])
     scaled = (energies - energies.mean()) / energies.std()
-    from_second = np.repeat([0.0, 1.0], sizes)
+    from_second = np.repeat([0.0, 1.0], [u.size for u in chains])
     random = np.random.default_rng(seed)
-    resampled = np.concatenate([random.multinomial(n, np.full(n, 1 / n), num_bootstrap) for n in sizes], axis=1)
+    resampled = np.concatenate([_block_weights(u, random, num_bootstrap) for u in chains], axis=1)
     weights = np.concatenate([np.ones((1, len(energies))), resampled])
     ratios = _logistic_slopes(scaled, from_second, weights) / energies.std() / expected
-    return EnsembleCheck(float(ratios[0]), float(ratios[1:].std()), expected, sizes, separation, suggested)
+    return EnsembleCheck(float(ratios[0]), float(ratios[1:].std()), expected, effective, separation, suggested)
+
+
+def _effective(chains: Floats) -> float:
+    """Independent samples in all chains."""
+    return sum(len(chain) / inefficiency(chain) for chain in chains) if chains.shape[1] >= MIN_DRAWS else 0.0
+
+
+def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int) -> Floats:
+    """How often every draw occurs in resamplings of whole blocks; axes (resampling, draw of all chains).
+
+    Blocks of several autocorrelation times are as good as independent, and one draw each where draws are.
+    """
+    inefficient = float(np.mean([inefficiency(chain) for chain in chains]))
+    length = max(1, math.ceil(4 * inefficient) - 4)
+    blocks_per_chain = -(-chains.shape[1] // length)
+    num_blocks = len(chains) * blocks_per_chain
+    counts = random.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), num_bootstrap).astype(np.float64)
+    by_chain = counts.reshape(num_bootstrap, len(chains), blocks_per_chain)
+    return np.repeat(by_chain, length, axis=2)[:, :, : chains.shape[1]].reshape(num_bootstrap, -1)
 
 
 def _neighbour(low: float, high: float, fluctuation: float) -> float:
