@@ -2,7 +2,19 @@
 
 from .averages import Average, average
 from .certificate import Certificate, certificate
+from .noise_study import NoiseStudy, noise_study
 from .stationarity import Drift, drift
 from .verdicts import Line, Verdict
 
-__all__ = ["Average", "Certificate", "Drift", "Line", "Verdict", "average", "certificate", "drift"]
+__all__ = [
+    "Average",
+    "Certificate",
+    "Drift",
+    "Line",
+    "NoiseStudy",
+    "Verdict",
+    "average",
+    "certificate",
+    "drift",
+    "noise_study",
+]

@@ -57,8 +57,7 @@ def chain_lines(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]:
     yield from _temperature_ratios(chain, tolerances)
     yield from _stationarity(chain, tolerances)
     if "acceptance" in chain.trace:
-        remedy = "proposals are rejected too often for the averages to be trusted; shorten the time step"
-        yield _mean_line(chain, "acceptance", chain.values("acceptance"), MIN_ACCEPTANCE, 0.0, "below", remedy)
+        yield _acceptance(chain)
 
 
 def _mean_line(
@@ -77,6 +76,25 @@ def _mean_line(
         effective_samples=mean.effective_samples,
         num_draws=len(values),
         remedy=remedy,
+    )
+
+
+def _acceptance(chain: Chain) -> Measurement:
+    """The share of accepted moves at the end of the run; the trace holds the share so far."""
+    value = float(chain.values("acceptance")[-1])
+    steps = chain.values("step")
+    num_moves = max(1.0, float(steps[-1] - steps[0]))
+    return Measurement(
+        "acceptance",
+        chain.temperature,
+        chain.index,
+        value,
+        math.sqrt(max(value * (1 - value), 1 / num_moves) / num_moves),
+        MIN_ACCEPTANCE,
+        0.0,
+        "below",
+        num_draws=len(steps),
+        remedy="moves are rejected too often for the averages to be trusted; shorten the time step",
     )
 
 
