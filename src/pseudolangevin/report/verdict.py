@@ -1,0 +1,109 @@
+"""The certificate as the page shows it: one list of lines, each passed, failed or undecided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Verdict: TypeAlias = Literal["passed", "failed", "undecided"]
+_ORDER: tuple[Verdict, ...] = ("failed", "undecided", "passed")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One check."""
+
+    verdict: Verdict
+    name: str
+    where: str
+    value: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The whole certificate, what failed first; without a certificate, why there is none."""
+
+    verdict: Verdict | Literal["unchecked"]
+    lines: list[Line]
+    reason: str = ""
+
+    def count(self, verdict: Verdict) -> int:
+        """Lines with this verdict."""
+        return sum(line.verdict == verdict for line in self.lines)
+
+
+def summarize(certificate: Any, reason: str = "") -> Summary:
+    """Read a certificate: an object or mapping with `passed` and `lines` of name, value, uncertainty and passed.
+
+    `passed` None means undecided. Where a line says more (temperature, chain, layer, expected, note…), it is shown.
+    """
+    if certificate is None:
+        return Summary("unchecked", [], reason or "No certificate was computed.")
+    lines = [_line(line) for line in _get(certificate, "lines") or []]
+    lines.sort(key=lambda line: _ORDER.index(line.verdict))
+    return Summary(_verdict(certificate), lines)
+
+
+def _get(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def _verdict(thing: Any) -> Verdict:
+    said = _get(thing, "verdict")
+    if said is not None:
+        word = str(getattr(said, "value", said)).lower()
+        for verdict in _ORDER:
+            if word in (verdict, verdict.removesuffix("ed")):
+                return verdict
+    passed = _get(thing, "passed")
+    if passed is None or isinstance(passed, str):
+        return "undecided"
+    return "passed" if bool(passed) else "failed"
+
+
+def _line(line: Any) -> Line:
+    where = []
+    temperature, chain, layer = (_get(line, name) for name in ("temperature", "chain", "layer"))
+    if temperature is not None:
+        where.append(f"T = {format_number(temperature, 4)}")
+    if layer is not None:
+        where.append(str(layer))
+    if chain is not None:
+        where.append(f"chain {chain}")
+    notes = [_get(line, name) for name in ("expected", "note", "detail", "explanation", "message", "reason")]
+    detail = "; ".join(str(note) for note in notes if note not in (None, ""))
+    value = with_error(_get(line, "value"), _get(line, "uncertainty"))
+    return Line(_verdict(line), str(_get(line, "name")), ", ".join(where), value, detail)
+
+
+def with_error(value: Any, error: Any) -> str:
+    """A value with its uncertainty, to two digits of the latter: 0.3249 ± 0.0012."""
+    value, error = _number(value), _number(error)
+    if value is None:
+        return "—"
+    if error is None or error <= 0:
+        return format_number(value, 4)
+    digits = 1 - math.floor(math.log10(error))
+    if abs(value) >= 1e6 or max(abs(value), error) < 1e-3:
+        power = math.floor(math.log10(max(abs(value), error)))
+        digits = min(max(0, digits + power), 12)
+        return f"({value / 10.0**power:.{digits}f} ± {error / 10.0**power:.{digits}f})e{power}"
+    digits = min(max(0, digits), 12)
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def format_number(value: Any, digits: int = 4) -> str:
+    """A number to a few digits, or a dash."""
+    number = _number(value)
+    return "—" if number is None else f"{number:.{digits}g}"
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
