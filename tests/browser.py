@@ -113,11 +113,11 @@ class Browser:
             if not url.startswith(("file:", "data:", "about:")):
                 self.problems.append(f"asked the network for {url}")
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, *, mobile: bool = False, dark: bool = False) -> None:
+    def open(
+        self, page: Path, width: int = 1280, height: int = 900, *, mobile: bool = False, dark: bool = False
+    ) -> None:
         """Show a file in a window of this size, and wait until it is loaded."""
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         scheme = "dark" if dark else "light"
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.send("Page.navigate", url=page.resolve().as_uri())

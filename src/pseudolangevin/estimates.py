@@ -35,7 +35,7 @@ Estimator: TypeAlias = Callable[[np.ndarray], Average]
 def batch_means(values: np.ndarray) -> Average:
     """Mean and standard error from the means of √n batches of consecutive draws of each chain.
 
-    Batches longer than the autocorrelation time have independent means, so their scatter gives the error; batches of all
+    Batches longer than the autocorrelation time have independent means, so their scatter gives the error; those of all
     chains are pooled, so that chains which disagree widen it.
     """
     num_chains, num_draws = values.shape

@@ -20,7 +20,7 @@ _COLUMN_NAMES = {"train_error": "error"}
 
 @dataclass(frozen=True)
 class PublishedAverages:
-    """Equilibrium averages of one method: each observable's value, and its thermal standard deviation, by temperature."""
+    """Equilibrium averages of one method by temperature, with their thermal standard deviations where published."""
 
     label: str
     temperatures: list[float]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import xarray as xr
 
@@ -14,22 +17,23 @@ _DASHES = ("solid", "dash", "dot")
 # variable, title, axis label, whether it is shown in units of T, caption
 _TRACES = [
     ("loss", "Loss", "loss", False, "Mean loss over the training set, without the regulariser."),
-    ("squared_norm", "Squared norm of the weights", "|w|²", False, "Sum of the squares of all weights."),
+    ("squared_norm", "Squared norm |w|²", "|w|²", False, "Sum of the squares of all weights."),
     ("error", "Training error", "error", False, "Share of misclassified training examples."),
     ("test_error", "Test error", "test error", False, "Share of misclassified test examples."),
     (
         "kinetic_temperature",
-        "Kinetic temperature over T",
+        "Kinetic temperature",
         "kinetic temperature / T",
         True,
-        "⟨p²/M⟩/T; equipartition asks for 1.",
+        "⟨p²/M⟩/T; equipartition asks for 1. The axis fits the kept records.",
     ),
     (
         "virial_temperature",
-        "Virial temperature over T",
+        "Virial temperature",
         "virial temperature / T",
         True,
-        "⟨w·∇U⟩/(N·T) with the exact gradient; 1 at equilibrium, far from it while the weights still drift.",
+        "⟨w·∇U⟩/(N·T) with the exact gradient; 1 at equilibrium, far from it while the weights drift. "
+        "The axis fits the kept records.",
     ),
 ]
 
@@ -47,8 +51,10 @@ def trace_figures(trace: xr.Dataset, view: View, shade: tuple[float, float] | No
             for chain in view.chains:
                 series.append(_curve(trace, view, position, chain, values[temperature, chain] / scale))
         references = [Reference(1.0, "equipartition")] if over_temperature else []
+        identity = f"trace-{variable.replace('_', '-')}"
+        curves = _thinned(series)
         figures.append(
-            Figure(f"trace-{variable}", title, caption, STEPS, Axis(label), _thinned(series), references, shade)
+            Figure(identity, title, caption, STEPS, Axis(label), curves, references, shade, fit_kept=over_temperature)
         )
     return figures
 
@@ -69,16 +75,16 @@ def ratio_figures(trace: xr.Dataset, view: View, maximum: float | None, limit: f
         for position, temperature in enumerate(view.temperatures):
             low, middle, high = (quantiles[temperature, :, i] for i in (0, quantiles.shape[-1] // 2, -1))
             band = _merged(trace, view, position, middle)
-            series.append(Series(**(vars(band) | {"mark": "band", "low": low, "high": high, "x": _steps(trace)})))
+            series.append(replace(band, mark="band", low=low, high=high))
             series.append(_merged(trace, view, position, middle, suffix=", median"))
             series.append(_merged(trace, view, position, largest[temperature], dash="dot", suffix=", largest"))
         names = [f"{q:.0%}" for q in np.asarray(trace["quantile"].values)] if "quantile" in trace.coords else ["", ""]
         figures.append(
             Figure(
                 "ratios",
-                "Temperature ratios in force",
-                f"𝒯_i, the mini-batch share of the noise, over all weights: median (line), {names[0]} to {names[-1]} (band) "
-                "and largest (dotted).",
+                "Temperature ratios 𝒯_i",
+                "𝒯_i, the mini-batch share of the noise, over all weights: median (line), "
+                f"{names[0]} to {names[-1]} (band) and largest (dotted).",
                 STEPS,
                 Axis("𝒯_i", log=True),
                 _thinned(series),
@@ -88,7 +94,7 @@ def ratio_figures(trace: xr.Dataset, view: View, maximum: float | None, limit: f
     singles = [
         (
             "peak_temperature_ratio",
-            "Largest ratio found by a refresh",
+            "Largest 𝒯_i at refresh",
             "largest 𝒯_i",
             "Largest 𝒯_i at the last measurement of 𝒱, before masses were raised: how far the noise had drifted.",
             references,
@@ -97,9 +103,9 @@ def ratio_figures(trace: xr.Dataset, view: View, maximum: float | None, limit: f
         ("raised_share", "Masses raised", "share raised", "Share of masses that the last refresh raised.", [], False),
         (
             "refresh_interval",
-            "Steps between measurements of 𝒱",
+            "Refresh interval",
             "interval, steps",
-            "The interval grows while measurements agree and falls back when they do not.",
+            "Steps between measurements of 𝒱: grows while they agree, falls back when they do not.",
             [],
             False,
         ),
@@ -134,7 +140,7 @@ def variance_figure(trace: xr.Dataset, view: View) -> Figure | None:
     caption = f"Mean variance 𝒱 of the mini-batch gradient within a layer: {styles}.{left_out}"
     return Figure(
         "variance-trace",
-        "Gradient variance along the run",
+        "𝒱 along the run",
         caption,
         STEPS,
         Axis("mean 𝒱", log=True),
@@ -154,7 +160,7 @@ def _steps(trace: xr.Dataset) -> np.ndarray:
     return np.arange(1, trace.sizes["draw"] + 1, dtype=np.float64)
 
 
-def _over_chains(reduce, values: np.ndarray) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _over_chains(reduce: Callable[..., np.ndarray], values: np.ndarray) -> np.ndarray:
     """Reduce over the chain axis; NaN where every chain is NaN, without NumPy's warning about it."""
     empty = np.isnan(values).all(axis=1, keepdims=True)
     reduced = reduce(np.where(empty, 0.0, values), axis=1)
@@ -180,9 +186,9 @@ def _thinned(series: list[Series]) -> list[Series]:
     for curve in series:
         if curve.low is not None and curve.high is not None:
             stride = -(-len(curve.x) // limit)
-            chosen = {name: getattr(curve, name)[::stride] for name in ("x", "y", "low", "high")}
-            thinned.append(Series(**(vars(curve) | chosen)))
+            x, y, low, high = (values[::stride] for values in (curve.x, curve.y, curve.low, curve.high))
+            thinned.append(replace(curve, x=x, y=y, low=low, high=high))
         else:
             x, y = thin(curve.x, curve.y, limit)
-            thinned.append(Series(**(vars(curve) | {"x": x, "y": y})))
+            thinned.append(replace(curve, x=x, y=y))
     return thinned

@@ -16,7 +16,7 @@ def mean_squared_displacement(
 ) -> tuple[np.ndarray, np.ndarray]:
     """⟨|w(t₀+t) − w(t₀)|²⟩/N against t, over all starts t₀ in the second half of the samples, and over chains.
 
-    Long displacements have few starts, so lags stop at half of the window. Of very many weights a random subset is used.
+    Long displacements have few starts, so lags stop at half of the window. Of very many weights a random part is used.
 
     Args:
         steps: the step of each kept draw.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -16,9 +17,9 @@ from .view import View
 MAX_BINS = 40
 
 _AVERAGES = [
-    ("loss", "Loss against temperature", "⟨loss⟩"),
-    ("squared_norm", "Squared norm against temperature", "⟨|w|²⟩"),
-    ("error", "Error against temperature", "⟨error⟩"),
+    ("loss", "Loss against T", "⟨loss⟩"),
+    ("squared_norm", "|w|² against T", "⟨|w|²⟩"),
+    ("error", "Error against T", "⟨error⟩"),
 ]
 
 
@@ -32,37 +33,22 @@ def average_figures(
     for variable, title, label in _AVERAGES:
         if variable not in averages:
             continue
-        series, legend = [], []
-
-        def add(key: str, name: str, measured: Series, series: list[Series] = series, legend: list = legend) -> None:
-            series.append(measured)
-            legend.append((key, name))
-
-        key = f"average-{variable}-run"
-        name = "training set" if variable == "error" and "test_error" in averages else "this run"
-        add(key, name, _average_series(key, name, "c0", 0, temperatures, averages[variable]))
-        if variable == "error" and "test_error" in averages:
-            key = "average-error-test"
-            add(key, "test set", _average_series(key, "test set", "c1", 1, temperatures, averages["test_error"]))
+        series: list[Series] = []
+        legend: list[tuple[str, str]] = []
+        with_test = variable == "error" and "test_error" in averages
+        measured = [(variable, "training set" if with_test else "this run")]
+        measured += [("test_error", "test set")] if with_test else []
+        for index, (name, words) in enumerate(measured):
+            points = _average_series(f"average-{name}-run", words, f"c{index}", index, temperatures, averages[name])
+            series += [points, replace(points, mark="line", error=None)]
+            legend.append((points.key, words))
         for index, other in enumerate(published):
             if variable in other.values:
-                key = f"average-{variable}-published{index}"
-                deviation = np.asarray(other.deviations[variable]) if variable in other.deviations else None
-                x, y = np.asarray(other.temperatures), np.asarray(other.values[variable])
-                curve = Series(
-                    key,
-                    other.label,
-                    f"c{index + 2}",
-                    x,
-                    y,
-                    deviation,
-                    mark="points",
-                    marker=index + 2,
-                    hollow=True,
-                )
-                add(key, other.label, curve)
+                points = _published_series(other, variable, index)
+                series.append(points)
+                legend.append((points.key, points.name))
         caption = "Averages over the kept records and all chains; bars are standard errors."
-        if len(series) > 1 and published:
+        if any(variable in other.values for other in published):
             caption += " Published bars are thermal standard deviations."
         axis = Axis("T", log=bool((temperatures > 0).all()))
         figures.append(
@@ -92,7 +78,7 @@ def layer_figure(kept: xr.Dataset, view: View, estimator: Estimator) -> Figure |
         series.append(Series(key, name, color, x, means, errors, mark="points", marker=position % 5))
     return Figure(
         "layers",
-        "Virial temperature of each layer",
+        "Virial temperature by layer",
         "⟨w·∇U⟩/(N·T) within each layer; every one is 1 at equilibrium.",
         Axis("layer", categories=layers),
         Axis("virial temperature / T"),
@@ -113,7 +99,7 @@ def variance_figure(temperatures: np.ndarray, kept: xr.Dataset, estimator: Estim
         legend.append((key, layer))
     return Figure(
         "variance",
-        "Gradient variance of each layer",
+        "Gradient variance 𝒱 by layer",
         "Mean variance 𝒱 of the mini-batch gradient within a layer; masses are proportional to it.",
         Axis("T", log=bool((temperatures > 0).all())),
         Axis("mean 𝒱", log=True),
@@ -142,7 +128,7 @@ def energy_figure(kept: xr.Dataset, view: View) -> Figure | None:
         series.append(Series(key, view.name(position), color, x, y))
     return Figure(
         "energies",
-        "Energies by temperature",
+        "Energy histograms",
         "Histograms of U = loss + λ/(2N)·|w|² over the kept records, each scaled to its peak.",
         Axis("U"),
         Axis("relative frequency"),
@@ -162,16 +148,30 @@ def diffusion_figure(steps: np.ndarray, samples: Mapping[str, np.ndarray], view:
         key, color = view.style(position)
         y = displacements[temperature]
         series.append(Series(key, view.name(position), color, lags, y))
-        points = {"mark": "points", "marker": position % 5}
-        series.append(Series(**(vars(series[-1]) | points)))
+        series.append(replace(series[-1], mark="points", marker=position % 5))
     return Figure(
         "diffusion",
         "Diffusion of the weights",
-        "⟨|w(t₀+t) − w(t₀)|²⟩/N of the kept samples in the second half of the run. Slope 1 is free diffusion; a plateau is "
-        "a basin explored.",
+        "⟨|w(t₀+t) − w(t₀)|²⟩/N of the kept samples in the second half of the run. Slope 1 is free diffusion; "
+        "a plateau is a basin explored.",
         Axis("steps t", log=True),
-        Axis("mean squared displacement / N", log=True),
+        Axis("⟨|Δw|²⟩ / N", log=True),
         series,
+    )
+
+
+def _published_series(other: PublishedAverages, variable: str, index: int) -> Series:
+    deviation = other.deviations.get(variable)
+    return Series(
+        f"average-{variable}-published{index}",
+        other.label,
+        f"c{index + 2}",
+        np.asarray(other.temperatures),
+        np.asarray(other.values[variable]),
+        None if deviation is None else np.asarray(deviation),
+        mark="points",
+        marker=index + 2,
+        hollow=True,
     )
 
 

@@ -36,8 +36,9 @@ def key_numbers(trace: xr.Dataset, info: Mapping[str, Any]) -> list[tuple[str, s
         facts.append(("sampler", sampler.replace("_", " ")))
     if isinstance(info.get("num_weights"), int | np.integer):
         facts.append(("weights N", _grouped(int(info["num_weights"]))))
-    temperatures = trace["temperature"].values if "temperature" in trace.coords else []
-    positive = [float(value) for value in temperatures if value > 0]
+    positive = (
+        [float(value) for value in trace["temperature"].values if value > 0] if "temperature" in trace.coords else []
+    )
     if positive:
         low, high = scientific(min(positive)), scientific(max(positive))
         facts.append(("temperature T" if low == high else "temperatures T", low if low == high else f"{low} – {high}"))
@@ -54,6 +55,14 @@ def key_numbers(trace: xr.Dataset, info: Mapping[str, Any]) -> list[tuple[str, s
     return facts
 
 
+def origin(info: Mapping[str, Any]) -> list[str]:
+    """Where the numbers come from, in a line."""
+    provenance = info.get("provenance") or {}
+    words = {"started_at": "started {}", "device": "on {}", "seed": "seed {}", "data_hash": "data {}"}
+    facts = {name: find_setting(provenance, name) for name in words}
+    return [words[name].format(shown(value)) for name, value in facts.items() if value is not None]
+
+
 def stopped_chains(trace: xr.Dataset) -> list[str]:
     """A sentence for every chain that stopped."""
     if "status" not in trace or trace.sizes.get("draw", 0) == 0:
@@ -66,7 +75,7 @@ def stopped_chains(trace: xr.Dataset) -> list[str]:
         code = int(codes[-1])
         reason = Status(code).explanation if code in set(Status) else f"status {code}"
         first = int(steps[int(np.argmax(codes != Status.RUNNING))])
-        where = f"Chain {chain} at T = {float(trace['temperature'].values[temperature]):g}"
+        where = f"Chain {chain} at T = {scientific(float(trace['temperature'].values[temperature]))}"
         sentences.append(f"{where} stopped before step {_grouped(first)}: {reason}.")
     if len(sentences) > _MAX_LISTED:
         sentences = [*sentences[:_MAX_LISTED], f"… and {len(sentences) - _MAX_LISTED} more chains stopped."]
@@ -89,16 +98,26 @@ def averages_table(
             cells.append(
                 {
                     "value": with_error(average.mean / scale, average.standard_error / scale),
-                    "published": [_comparison(label, value, average.mean) for label, value in others if value is not None],
+                    "published": [
+                        _comparison(label, value, average.mean) for label, value in others if value is not None
+                    ],
                 }
             )
         effective = averages["loss"][index].effective_samples if "loss" in averages else math.nan
-        rows.append({"temperature": f"{temperature:g}", "cells": cells, "effective": format_number(effective, 2)})
+        rows.append(
+            {
+                "temperature": scientific(temperature) if temperature > 0 else "—",
+                "cells": cells,
+                "effective": format_number(effective, 2),
+            }
+        )
     return {"labels": [label for _, label in columns], "rows": rows if columns else []}
 
 
 def _comparison(label: str, value: float, measured: float) -> str:
-    difference = f" ({100 * (measured / value - 1):+.1f} %)" if math.isfinite(measured) and value else ""
+    difference = (
+        f" ({100 * (measured / value - 1):+.1f} %)".replace("-", "−") if math.isfinite(measured) and value else ""
+    )
     return f"{label.removeprefix('published ')} {value:g}{difference}"
 
 
@@ -114,7 +133,7 @@ def settings_tables(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, 
         else:
             loose.append((str(name), shown(value)))
     if loose:
-        tables.insert(0, ("run", loose))
+        tables.insert(0, ("general", loose))
     origin = [(path, shown(entry)) for path, entry in flatten(info.get("provenance") or {}).items()]
     if origin:
         tables.append(("provenance", origin))

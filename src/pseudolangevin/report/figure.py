@@ -75,6 +75,8 @@ class Figure:
     references: list[Reference] = field(default_factory=list)
     shade: tuple[float, float] | None = None
     """A range of x that averages leave out."""
+    fit_kept: bool = False
+    """Fit the y axis to what averages keep; the start of the run may leave the frame."""
     legend: list[tuple[str, str]] = field(default_factory=list)
     """(key, label) of what this figure alone shows; temperatures have one legend for the whole page."""
 
@@ -109,6 +111,7 @@ class Figure:
             "series": curves,
             "references": [{"value": r.value, "label": r.label} for r in self.references if math.isfinite(r.value)],
             "shade": list(self.shade) if self.shade else None,
+            "fitKept": self.fit_kept,
             "legend": [{"key": key, "label": label} for key, label in self.legend],
         }
 

@@ -2,7 +2,8 @@
 
 const DRAG_THRESHOLD = 6; // pixels; less than this is a click
 
-function makeInteractive(plot) {
+/** `onZoom` is told whether the figure is zoomed, after every change. */
+function makeInteractive(plot, onZoom) {
   const { root, holder } = plot;
   const readout = document.createElement("div");
   readout.className = "readout";
@@ -65,6 +66,7 @@ function makeInteractive(plot) {
   function redraw() {
     hide();
     plot.draw();
+    onZoom(plot.view.x !== null || plot.view.y !== null);
   }
 
   function reset() {

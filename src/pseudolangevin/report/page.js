@@ -41,7 +41,10 @@ function buildFigure(spec, redrawAll) {
   const plot = new Plot(figure.querySelector(".plot"), spec);
   const tools = figure.querySelector(".tools");
   plot.draw();
-  const { redraw, reset } = makeInteractive(plot);
+  const resetButton = button("reset", null, () => reset());
+  resetButton.hidden = true;
+  const { redraw, reset } = makeInteractive(plot, (zoomed) => { resetButton.hidden = !zoomed; });
+  tools.append(resetButton);
   for (const axis of ["x", "y"]) {
     if (!plot.canLog(axis)) continue;
     tools.append(button(`log ${axis}`, plot.log[axis], (node) => {
@@ -51,7 +54,6 @@ function buildFigure(spec, redrawAll) {
       redraw();
     }));
   }
-  tools.append(button("reset", null, reset));
   const legend = figure.querySelector(".legend");
   for (const entry of spec.legend) {
     const first = spec.series.find((s) => s.key === entry.key);

@@ -19,7 +19,7 @@ from ..estimates import DEFAULT_DISCARD, Estimator
 from ..published import published_averages
 from ..runfiles import find_number, flatten
 from . import along_the_run, equilibrium
-from .facts import averages_table, key_numbers, settings_tables, stopped_chains
+from .facts import averages_table, key_numbers, origin, settings_tables, stopped_chains
 from .figure import Figure
 from .verdict import summarize
 from .view import View
@@ -40,8 +40,8 @@ def report_html(
 
     Args:
         trace: observables with dimensions (temperature, chain, draw), as `sample` returns them.
-        info: what is known of the run, all optional: `name`, `config` (nested settings), `provenance` (versions, device,
-            seed, data hash…), `metrics` (records of speed), `num_weights`, `certificate_error` (why there is none),
+        info: what is known of the run, all optional: `name`, `config` (nested settings), `provenance` (versions,
+            device, seed, data hash…), `metrics` (records of speed), `num_weights`, `certificate_error` (why none),
             `written_at`.
         certificate: an object or mapping with `passed` and `lines`, or None.
         samples: steps, and arrays (temperature, chain, kept draw, …) of kept weights, for the diffusion.
@@ -63,24 +63,29 @@ def report_html(
     drawn = [figure for section in sections for figure in section["figures"]]
     script = '"use strict";\n(() => {\n' + "\n".join(_resource(name) for name in _SCRIPTS) + "})();"
     data = {"figures": [figure.to_json() for figure in drawn], "legend": view.legend()}
-    return _environment().get_template("page.html").render(
-        name=info.get("name") or "run",
-        written_at=info.get("written_at") or "",
-        verdict=summarize(certificate, str(info.get("certificate_error") or "")),
-        key_numbers=key_numbers(trace, info),
-        stopped=stopped_chains(trace),
-        tables=settings_tables(info),
-        averages=averages_table(trace, averages, published),
-        kept_draws=kept.sizes.get("draw", 0),
-        draws=trace.sizes.get("draw", 0),
-        sections=sections,
-        view_note=view.note,
-        style=Markup(_resource("page.css")),
-        light=Markup(view.palette(dark=False)),
-        dark=Markup(view.palette(dark=True)),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=Markup(json_for_html(data)),
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            name=info.get("name") or "run",
+            written_at=info.get("written_at") or "",
+            verdict=summarize(certificate, str(info.get("certificate_error") or "")),
+            key_numbers=key_numbers(trace, info),
+            origin=origin(info),
+            stopped=stopped_chains(trace),
+            tables=settings_tables(info),
+            averages=averages_table(trace, averages, published),
+            kept_draws=kept.sizes.get("draw", 0),
+            draws=trace.sizes.get("draw", 0),
+            sections=sections,
+            view_note=view.note,
+            style=Markup(_resource("page.css")),
+            light=Markup(view.palette(dark=False)),
+            dark=Markup(view.palette(dark=True)),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            data=Markup(json_for_html(data)),
+        )
     )
 
 

@@ -61,6 +61,8 @@ class Plot {
       if (value < low) low = value;
       if (value > high) high = value;
     };
+    // Some figures fit what is averaged and let the start of the run leave the frame.
+    const range = this.view.x || (this.spec.fitKept && this.spec.shade ? [this.spec.shade[1], Infinity] : null);
     const visible = this.visibleSeries();
     for (const s of visible.length ? visible : this.spec.series) {
       const x = this.spec.abscissae[s.x];
@@ -69,7 +71,7 @@ class Plot {
           if (s.y[i] !== null) include(x[i]);
           continue;
         }
-        if (this.view.x && (x[i] < this.view.x[0] || x[i] > this.view.x[1])) continue;
+        if (range && (x[i] < range[0] || x[i] > range[1])) continue;
         include(s.y[i]);
         if (s.low) include(s.low[i]), include(s.high[i]);
         if (s.error && s.error[i] !== null && s.y[i] !== null) include(s.y[i] - s.error[i]), include(s.y[i] + s.error[i]);
@@ -97,9 +99,9 @@ class Plot {
     this.root.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.root.replaceChildren();
     const yDomain = this.domain("y");
-    const yTicks = new Scale(yDomain, [0, 1], this.log.y).ticks(Math.max(3, height / 55));
+    const yTicks = new Scale(yDomain, [0, 1], this.log.y).ticks(Math.max(3, height / 42));
     const widest = Math.max(...yTicks.ticks.map((tick) => tick.label.length), 2);
-    const area = { left: 26 + widest * 6.4, right: width - 12, top: 20, bottom: height - 40 };
+    const area = { left: 26 + widest * 6.4, right: width - 16, top: 8, bottom: height - 40 };
     this.area = area;
     this.x = new Scale(this.domain("x"), [area.left, area.right], this.log.x);
     this.y = new Scale(yDomain, [area.bottom, area.top], this.log.y);
@@ -125,7 +127,7 @@ class Plot {
       const x = this.x.map(value);
       if (!(x >= left - 1 && x <= right + 1)) continue;
       svg("line", { x1: x, x2: x, y1: top, y2: bottom, class: label ? "gridline" : "gridline minor" }, axes);
-      svg("text", { x: Math.min(x, right - label.length * 2), y: bottom + 15, "text-anchor": "middle" }, axes, label);
+      svg("text", { x: Math.min(x, right + 15 - label.length * 3), y: bottom + 15, "text-anchor": "middle" }, axes, label);
     }
     for (const { value, label } of yTicks.ticks) {
       const y = this.y.map(value);

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from .view import power_of_ten, scientific
+
 Verdict: TypeAlias = Literal["passed", "failed", "undecided"]
 _ORDER: tuple[Verdict, ...] = ("failed", "undecided", "passed")
 
@@ -68,7 +70,7 @@ def _line(line: Any) -> Line:
     where = []
     temperature, chain, layer = (_get(line, name) for name in ("temperature", "chain", "layer"))
     if temperature is not None:
-        where.append(f"T = {format_number(temperature, 4)}")
+        where.append(f"T = {_scientific(temperature)}")
     if layer is not None:
         where.append(str(layer))
     if chain is not None:
@@ -90,7 +92,7 @@ def with_error(value: Any, error: Any) -> str:
     if abs(value) >= 1e6 or max(abs(value), error) < 1e-3:
         power = math.floor(math.log10(max(abs(value), error)))
         digits = min(max(0, digits + power), 12)
-        return f"({value / 10.0**power:.{digits}f} ± {error / 10.0**power:.{digits}f})e{power}"
+        return f"({value / 10.0**power:.{digits}f} ± {error / 10.0**power:.{digits}f})×{power_of_ten(power)}"
     digits = min(max(0, digits), 12)
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
@@ -98,7 +100,15 @@ def with_error(value: Any, error: Any) -> str:
 def format_number(value: Any, digits: int = 4) -> str:
     """A number to a few digits, or a dash."""
     number = _number(value)
-    return "—" if number is None else f"{number:.{digits}g}"
+    if number is None:
+        return "—"
+    text = f"{number:.{digits}g}"
+    return scientific(number, digits) if "e" in text else text.replace("-", "−")
+
+
+def _scientific(value: Any) -> str:
+    number = _number(value)
+    return str(value) if number is None else scientific(number)
 
 
 def _number(value: Any) -> float | None:

@@ -12,7 +12,7 @@ MAX_CHAINS = 8
 MAX_CURVES = 48
 
 # Cold to hot. Lightness changes along each ramp, so that the order survives any colour blindness and grey print.
-_LIGHT_RAMP = ("#27348b", "#7b3294", "#c2385f", "#df6b1b", "#c99700")
+_LIGHT_RAMP = ("#123f9e", "#7a3fb5", "#c9306b", "#e06a1c", "#c39400")
 _DARK_RAMP = ("#7a92ff", "#b884f0", "#f2789f", "#ff9d5c", "#ffd75e")
 # Okabe and Ito's set, and the same lightened.
 _LIGHT_SET = ("#0072b2", "#d55e00", "#008f68", "#b6578f", "#a87400", "#3a9bd1", "#5b5b5b", "#8c3b00")
@@ -90,12 +90,22 @@ class View:
         return "".join(f"--{name}:{color};" for name, color in colors.items())
 
 
-def scientific(value: float) -> str:
-    """A number as 3×10⁻⁵."""
-    mantissa, exponent = f"{value:.3e}".split("e")
-    power = "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    mantissa = mantissa.rstrip("0").rstrip(".")
-    return power if mantissa == "1" else f"{mantissa}×{power}"
+def scientific(value: float, digits: int = 4) -> str:
+    """A number as 3×10⁻⁵; plain where that is short enough (0.02, 1.5)."""
+    if value == 0 or 0.01 <= abs(value) < 1e4:
+        return f"{value:.{digits}g}".replace("-", "−")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return (
+        power_of_ten(int(exponent))
+        if mantissa == "1"
+        else f"{mantissa}×{power_of_ten(int(exponent))}".replace("-", "−")
+    )
+
+
+def power_of_ten(exponent: int) -> str:
+    """10⁻⁵."""
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _spread(ramp: tuple[str, ...], count: int) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
 from ..runfiles import (
     check_run_folder,
@@ -76,7 +76,7 @@ def _num_weights(
         return int(recorded)
     sizes = find_setting(config, "sizes")
     if isinstance(sizes, list) and len(sizes) > 1 and all(isinstance(size, int) for size in sizes):
-        return sum((inputs + 1) * outputs for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True))
+        return sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
     return None
 
 
@@ -85,5 +85,3 @@ def _write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-
-
