@@ -39,16 +39,23 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in records if isinstance(record.get("step"), int | float)]
 
 
-def read_trace(run_dir: Path) -> xr.Dataset | None:
-    """`trace.zarr` in memory, or None when it cannot be read."""
+def read_trace(run_dir: Path, *, last: int | None = None) -> xr.Dataset | None:
+    """The records of `trace.zarr` so far (or the `last` ones), in memory; None when it cannot be read.
+
+    The store may be as long as the run will be: draws whose status is below zero are not recorded yet.
+    """
     try:
         with xr.open_zarr(run_dir / "trace.zarr", chunks=None, consolidated=False) as lazy:
-            trace = lazy.load()
+            if not {"temperature", "chain", "draw"} <= set(lazy.dims):
+                return None
+            recorded = lazy.sizes["draw"]
+            if "status" in lazy:
+                status = lazy["status"].transpose("draw", "temperature", "chain").values
+                recorded = int((status >= 0).any(axis=(1, 2)).sum())
+            recorded = min(recorded, _committed(run_dir, "records", recorded))
+            return lazy.isel(draw=slice(0 if last is None else max(0, recorded - last), recorded)).load()
     except Exception:  # zarr and its stores raise many kinds of error on a store that is being created
         return None
-    if not {"temperature", "chain", "draw"} <= set(trace.dims):
-        return None
-    return trace
 
 
 def read_samples(run_dir: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
@@ -58,7 +65,8 @@ def read_samples(run_dir: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | No
         return None
     try:
         with xr.open_zarr(path, chunks=None, consolidated=False) as lazy:
-            samples = lazy.load()
+            kept = lazy.sizes["kept_draw"]
+            samples = lazy.isel(kept_draw=slice(0, _committed(run_dir, "kept", kept))).load()
         steps = np.asarray(samples["step"].values)
         leaves = {
             str(name): np.asarray(array.values)
@@ -67,7 +75,13 @@ def read_samples(run_dir: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | No
         }
     except Exception:  # see read_trace
         return None
-    return (steps, leaves) if leaves and steps.ndim == 1 else None
+    return (steps, leaves) if leaves and steps.ndim == 1 and len(steps) else None
+
+
+def _committed(run_dir: Path, what: str, default: int) -> int:
+    """How many records or kept weights the writer has declared whole, where it does."""
+    count = _as_mapping(_text(run_dir / "committed.json")).get(what)
+    return count if isinstance(count, int) and count >= 0 else default
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

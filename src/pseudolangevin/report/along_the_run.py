@@ -11,7 +11,7 @@ import xarray as xr
 from .figure import POINTS_PER_FIGURE, Axis, Figure, Reference, Series, thin
 from .view import View
 
-STEPS = Axis("steps")
+STEPS = Axis("steps", tight=True)
 _DASHES = ("solid", "dash", "dot")
 
 # variable, title, axis label, whether it is shown in units of T, caption

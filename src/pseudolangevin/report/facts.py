@@ -58,9 +58,17 @@ def key_numbers(trace: xr.Dataset, info: Mapping[str, Any]) -> list[tuple[str, s
 def origin(info: Mapping[str, Any]) -> list[str]:
     """Where the numbers come from, in a line."""
     provenance = info.get("provenance") or {}
-    words = {"started_at": "started {}", "device": "on {}", "seed": "seed {}", "data_hash": "data {}"}
-    facts = {name: find_setting(provenance, name) for name in words}
-    return [words[name].format(shown(value)) for name, value in facts.items() if value is not None]
+    facts = []
+    for names, words in [
+        (("started", "started_at"), "started {}"),
+        (("device",), "on {}"),
+        (("seed",), "seed {}"),
+        (("data_sha256", "data_hash"), "data {:.19}…"),
+    ]:
+        value = next((found for name in names if (found := find_setting(provenance, name)) is not None), None)
+        if value is not None:
+            facts.append(words.format(shown(value)))
+    return facts
 
 
 def stopped_chains(trace: xr.Dataset) -> list[str]:

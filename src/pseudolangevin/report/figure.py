@@ -16,11 +16,12 @@ POINTS_PER_FIGURE = 8_000
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. `categories` name the positions 0, 1, 2… in place of numbers."""
+    """One axis. `categories` name the positions 0, 1, 2… in place of numbers; `tight` leaves no margin at the ends."""
 
     label: str
     log: bool = False
     categories: list[str] | None = None
+    tight: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Figure:
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
-    return {"label": axis.label, "log": axis.log, "categories": axis.categories}
+    return {"label": axis.label, "log": axis.log, "categories": axis.categories, "tight": axis.tight}
 
 
 def numbers(values: np.ndarray | Sequence[float]) -> list[float | None]:

@@ -81,8 +81,7 @@ class Plot {
     if (categories) return [-0.5, categories.length - 0.5];
     if (axis === "y") for (const line of this.spec.references) include(line.value);
     if (low > high) return log ? [0.1, 1] : [0, 1];
-    const isTrace = axis === "x" && this.spec.series.every((s) => s.mark !== "points");
-    const margin = isTrace ? 0 : 0.06;
+    const margin = this.spec[axis + "Axis"].tight ? 0 : 0.06;
     if (log) {
       const span = Math.max(Math.log10(high / low), 0.02) || 1;
       const extra = low === high ? 0.2 : span * margin;
@@ -110,9 +109,10 @@ class Plot {
     const frame = { x: area.left, y: area.top, width: area.right - area.left, height: area.bottom - area.top };
     svg("rect", frame, svg("clipPath", { id: clip }, this.root));
     const layer = svg("g", { "clip-path": `url(#${clip})`, class: "data" }, this.root);
-    this.drawBackground(layer);
+    this.drawShade(layer);
     this.points = [];
     for (const s of this.visibleSeries()) this.drawSeries(s, layer);
+    this.drawReferences(layer);
     this.overlay = svg("g", { class: "overlay" }, this.root);
   }
 
@@ -122,7 +122,7 @@ class Plot {
     const { xAxis, yAxis } = this.spec;
     const xTicks = xAxis.categories
       ? { ticks: xAxis.categories.map((label, value) => ({ value, label })), factor: "" }
-      : this.x.ticks(Math.max(2, (right - left) / (this.log.x ? 75 : 85)));
+      : this.x.ticks(Math.max(2, (right - left) / 68));
     for (const { value, label } of xTicks.ticks) {
       const x = this.x.map(value);
       if (!(x >= left - 1 && x <= right + 1)) continue;
@@ -142,12 +142,15 @@ class Plot {
     svg("text", { transform: `translate(11 ${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle", class: "label" }, axes, label);
   }
 
-  drawBackground(layer) {
+  drawShade(layer) {
     const { left, right, top, bottom } = this.area;
-    if (this.spec.shade) {
-      const [from, to] = this.spec.shade.map((value) => Math.min(right, Math.max(left, this.x.map(value) || left)));
-      svg("rect", { x: from, width: Math.max(0, to - from), y: top, height: bottom - top, class: "shade" }, layer);
-    }
+    if (!this.spec.shade) return;
+    const [from, to] = this.spec.shade.map((value) => Math.min(right, Math.max(left, this.x.map(value) || left)));
+    svg("rect", { x: from, width: Math.max(0, to - from), y: top, height: bottom - top, class: "shade" }, layer);
+  }
+
+  drawReferences(layer) {
+    const { left, right, top } = this.area;
     for (const { value, label } of this.spec.references) {
       const y = this.y.map(value);
       if (!Number.isFinite(y)) continue;

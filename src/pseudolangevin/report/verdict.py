@@ -21,6 +21,7 @@ class Line:
     name: str
     where: str
     value: str
+    expected: str
     detail: str
 
 
@@ -31,6 +32,7 @@ class Summary:
     verdict: Verdict | Literal["unchecked"]
     lines: list[Line]
     reason: str = ""
+    notes: tuple[str, ...] = ()
 
     def count(self, verdict: Verdict) -> int:
         """Lines with this verdict."""
@@ -40,13 +42,14 @@ class Summary:
 def summarize(certificate: Any, reason: str = "") -> Summary:
     """Read a certificate: an object or mapping with `passed` and `lines` of name, value, uncertainty and passed.
 
-    `passed` None means undecided. Where a line says more (temperature, chain, layer, expected, note…), it is shown.
+    `passed` None means undecided, and a `verdict` in words goes before `passed`. Where a line says more (temperature,
+    chain, layer, expected, tolerance, message), it is shown.
     """
     if certificate is None:
         return Summary("unchecked", [], reason or "No certificate was computed.")
     lines = [_line(line) for line in _get(certificate, "lines") or []]
     lines.sort(key=lambda line: _ORDER.index(line.verdict))
-    return Summary(_verdict(certificate), lines)
+    return Summary(_verdict(certificate), lines, notes=tuple(map(str, _get(certificate, "notes") or ())))
 
 
 def _get(thing: Any, name: str) -> Any:
@@ -75,10 +78,17 @@ def _line(line: Any) -> Line:
         where.append(str(layer))
     if chain is not None:
         where.append(f"chain {chain}")
-    notes = [_get(line, name) for name in ("expected", "note", "detail", "explanation", "message", "reason")]
-    detail = "; ".join(str(note) for note in notes if note not in (None, ""))
+    detail = "; ".join(str(note) for name in ("message", "note") if (note := _get(line, name)))
     value = with_error(_get(line, "value"), _get(line, "uncertainty"))
-    return Line(_verdict(line), str(_get(line, "name")), ", ".join(where), value, detail)
+    expected = _expected(_get(line, "expected"), _get(line, "tolerance"))
+    return Line(_verdict(line), str(_get(line, "name")), ", ".join(where), value, expected, detail)
+
+
+def _expected(expected: Any, tolerance: Any) -> str:
+    if _number(expected) is None:
+        return ""
+    within = f" ± {format_number(tolerance)}" if _number(tolerance) else ""
+    return format_number(expected) + within
 
 
 def with_error(value: Any, error: Any) -> str:
