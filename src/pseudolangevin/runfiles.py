@@ -96,12 +96,13 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def find_setting(settings: Mapping[str, Any], name: str) -> Any:
-    """The first setting of this name, in whatever table it is; None when there is none."""
-    return next((value for path, value in flatten(settings).items() if path.rsplit(".", 1)[-1] == name), None)
+    """The setting of this name in the outermost table that has it; None when there is none."""
+    found = [(path.count("."), value) for path, value in flatten(settings).items() if path.rsplit(".", 1)[-1] == name]
+    return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
 def find_number(settings: Mapping[str, Any], name: str) -> float | None:
-    """The first setting of this name, if it is a number."""
+    """The setting of this name in the outermost table that has it, if it is a number."""
     value = find_setting(settings, name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
