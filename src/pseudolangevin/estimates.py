@@ -74,7 +74,7 @@ def kept(trace: xr.Dataset, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
     check_interval("discard", discard, 0, 1, "it is the share of the records to leave out")
     num_draws = trace.sizes.get("draw", 0)
     first = min(math.ceil(discard * num_draws), max(num_draws - 1, 0))
-    return trace.isel(draw=slice(first, None))
+    return trace.isel(draw=slice(first, None), missing_dims="ignore")
 
 
 def healthy_chains(trace: xr.Dataset, temperature: int) -> np.ndarray:

@@ -87,7 +87,8 @@ def _draw_averages(
     axes.errorbar(temperatures, means, errors, fmt="o-", lw=1, ms=5, capsize=2, color=_RUN, label="this run")
     if (temperatures > 0).all():
         axes.set_xscale("log")
-    if (means[np.isfinite(means)] > 0).all():
+    finite = means[np.isfinite(means)]
+    if finite.size and (finite > 0).all():
         axes.set_yscale("log")
         # Less than a decade is shown, as a rule: powers of ten alone would leave the axis bare.
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7), numticks=8))

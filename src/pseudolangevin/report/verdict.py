@@ -102,9 +102,10 @@ def with_error(value: Any, error: Any) -> str:
     if abs(value) >= 1e6 or max(abs(value), error) < 1e-3:
         power = math.floor(math.log10(max(abs(value), error)))
         digits = min(max(0, digits + power), 12)
-        return f"({value / 10.0**power:.{digits}f} ± {error / 10.0**power:.{digits}f})×{power_of_ten(power)}"
+        text = f"({value / 10.0**power:.{digits}f} ± {error / 10.0**power:.{digits}f})×{power_of_ten(power)}"
+        return text.replace("-", "−")
     digits = min(max(0, digits), 12)
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}".replace("-", "−")
 
 
 def format_number(value: Any, digits: int = 4) -> str:
