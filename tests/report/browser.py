@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 TIMEOUT = 60
+# Puts the pipes where the browser looks for them, then becomes the browser. Copies beyond 4 come first, so that neither
+# is overwritten before it is in place.
+CONNECT = """
+import os, sys
+os.dup2(int(sys.argv[1]), 60), os.dup2(int(sys.argv[2]), 61), os.dup2(60, 3), os.dup2(61, 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_chromium() -> str | None:
@@ -40,19 +48,10 @@ class Browser:
         commands_out, self._commands = os.pipe()
         self._events, events_in = os.pipe()
 
-        def connect() -> None:
-            # Copies beyond 4 first, so that neither descriptor is overwritten before it is in place.
-            source, sink = os.dup(commands_out), os.dup(events_in)
-            high_source, high_sink = 60, 61
-            os.dup2(source, high_source)
-            os.dup2(sink, high_sink)
-            os.dup2(high_source, 3)
-            os.dup2(high_sink, 4)
-
+        command = [executable, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
-            [executable, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            preexec_fn=connect,  # noqa: PLW1509  (no threads touch these descriptors)
-            close_fds=False,
+            [sys.executable, "-c", CONNECT, str(commands_out), str(events_in), *command],
+            pass_fds=(commands_out, events_in),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

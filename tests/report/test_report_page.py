@@ -190,6 +190,17 @@ def test_stopped_chains_are_named_and_left_out_of_averages() -> None:
     assert figures["average-loss"]["series"][0]["y"][1] is None
 
 
+def test_dead_classes_are_named() -> None:
+    trace = make_trace(draws=4)
+    dead = np.zeros((2, 2, 4, 3), bool)
+    dead[1, 0, 3, [0, 2]] = True
+    dead[0, 1, 1, 1] = True  # it came back to life
+    trace["dead_class"] = (("temperature", "chain", "draw", "class"), dead)
+    text = text_of(report_html(trace, make_info()))
+    assert text.count("Dead class") == 1
+    assert "Dead class 0, 2 in chain 0 at T = 3×10⁻⁵" in text
+
+
 def test_hundreds_of_temperatures_and_long_traces_stay_small() -> None:
     many = report_html(make_trace(temperatures=300, chains=4, draws=30), make_info())
     parser = parse(many)
@@ -240,6 +251,13 @@ def test_certificates_of_every_form() -> None:
     assert summarize({"verdict": "undecided", "passed": False, "lines": []}).verdict == "undecided"
     summary = summarize(make_certificate())
     assert [line.verdict for line in summary.lines] == ["failed", "undecided", "passed"]
+    columns, rows = summary.overview()
+    assert columns == ["T = 10⁻⁵"]
+    assert [(name, cells[0][0].verdict) for name, cells in rows] == [
+        ("kinetic temperature", "passed"),
+        ("R-hat", "failed"),
+        ("drift", "undecided"),
+    ]
     assert summary.lines[-1].expected == "1 ± 0.03"
     assert summary.lines[-1].where == "T = 10⁻⁵, chain 0"
     missing = summarize(None, "no noise")

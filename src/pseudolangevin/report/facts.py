@@ -49,7 +49,7 @@ def key_numbers(trace: xr.Dataset, info: Mapping[str, Any]) -> list[tuple[str, s
     facts.append(("records", _grouped(trace.sizes.get("draw", 0))))
     last = metrics[-1] if metrics else {}
     if isinstance(last.get("steps_per_second"), int | float):
-        facts.append(("steps/s", format_number(last["steps_per_second"], 4)))
+        facts.append(("steps/s", _speed(last["steps_per_second"])))
     if isinstance(last.get("seconds"), int | float) and math.isfinite(last["seconds"]):
         facts.append(("time", duration(last["seconds"])))
     return facts
@@ -87,6 +87,21 @@ def stopped_chains(trace: xr.Dataset) -> list[str]:
         sentences.append(f"{where} stopped before step {_grouped(first)}: {reason}.")
     if len(sentences) > _MAX_LISTED:
         sentences = [*sentences[:_MAX_LISTED], f"… and {len(sentences) - _MAX_LISTED} more chains stopped."]
+    return sentences
+
+
+def dead_classes(trace: xr.Dataset) -> list[str]:
+    """A sentence for every chain in which a class had no signal at the last record."""
+    if "dead_class" not in trace or trace.sizes.get("draw", 0) == 0:
+        return []
+    dead = trace["dead_class"].transpose("temperature", "chain", "draw", "class").values[:, :, -1] > 0
+    sentences = []
+    for temperature, chain in np.argwhere(dead.any(axis=-1)).tolist():
+        classes = ", ".join(str(index) for index in np.flatnonzero(dead[temperature, chain]))
+        where = f"chain {chain} at T = {scientific(float(trace['temperature'].values[temperature]))}"
+        sentences.append(f"Dead class {classes} in {where}: its score is the same for every example.")
+    if len(sentences) > _MAX_LISTED:
+        sentences = [*sentences[:_MAX_LISTED], f"… and in {len(sentences) - _MAX_LISTED} more chains."]
     return sentences
 
 
@@ -168,6 +183,10 @@ def duration(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
     return f"{seconds // 60} min {seconds % 60:02d} s" if seconds >= 60 else f"{seconds} s"
+
+
+def _speed(value: float) -> str:
+    return _grouped(round(value)) if math.isfinite(value) and value >= 1000 else format_number(value, 3)
 
 
 def _grouped(value: int) -> str:

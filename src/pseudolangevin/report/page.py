@@ -19,7 +19,7 @@ from ..estimates import DEFAULT_DISCARD, Estimator
 from ..published import published_averages
 from ..runfiles import find_number, flatten
 from . import along_the_run, equilibrium
-from .facts import averages_table, key_numbers, origin, settings_tables, stopped_chains
+from .facts import averages_table, dead_classes, key_numbers, origin, settings_tables, stopped_chains
 from .figure import Figure
 from .verdict import summarize
 from .view import View
@@ -73,6 +73,7 @@ def report_html(
             key_numbers=key_numbers(trace, info),
             origin=origin(info),
             stopped=stopped_chains(trace),
+            dead=dead_classes(trace),
             tables=settings_tables(info),
             averages=averages_table(trace, averages, published),
             kept_draws=kept.sizes.get("draw", 0),

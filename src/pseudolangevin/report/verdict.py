@@ -18,7 +18,10 @@ class Line:
     """One check."""
 
     verdict: Verdict
+    order: int
+    """Its place in the certificate."""
     name: str
+    temperature: str
     where: str
     value: str
     expected: str
@@ -38,6 +41,16 @@ class Summary:
         """Lines with this verdict."""
         return sum(line.verdict == verdict for line in self.lines)
 
+    def overview(self) -> tuple[list[str], list[tuple[str, list[list[Line]]]]]:
+        """The lines as a table: the temperatures across; for each check its lines at each of them, chain by chain."""
+        ordered = sorted(self.lines, key=lambda line: line.order)
+        columns = list(dict.fromkeys(line.temperature for line in ordered))
+        table: dict[str, list[list[Line]]] = {}
+        for line in ordered:
+            cells = table.setdefault(line.name, [[] for _ in columns])
+            cells[columns.index(line.temperature)].append(line)
+        return columns, list(table.items())
+
 
 def summarize(certificate: Any, reason: str = "") -> Summary:
     """Read a certificate: an object or mapping with `passed` and `lines` of name, value, uncertainty and passed.
@@ -47,7 +60,7 @@ def summarize(certificate: Any, reason: str = "") -> Summary:
     """
     if certificate is None:
         return Summary("unchecked", [], reason or "No certificate was computed.")
-    lines = [_line(line) for line in _get(certificate, "lines") or []]
+    lines = [_line(line, order) for order, line in enumerate(_get(certificate, "lines") or [])]
     lines.sort(key=lambda line: _ORDER.index(line.verdict))
     return Summary(_verdict(certificate), lines, notes=tuple(map(str, _get(certificate, "notes") or ())))
 
@@ -69,11 +82,10 @@ def _verdict(thing: Any) -> Verdict:
     return "passed" if bool(passed) else "failed"
 
 
-def _line(line: Any) -> Line:
-    where = []
+def _line(line: Any, order: int) -> Line:
     temperature, chain, layer = (_get(line, name) for name in ("temperature", "chain", "layer"))
-    if temperature is not None:
-        where.append(f"T = {_scientific(temperature)}")
+    at = "all" if temperature is None else f"T = {_scientific(temperature)}"
+    where = [at] if temperature is not None else []
     if layer is not None:
         where.append(str(layer))
     if chain is not None:
@@ -81,7 +93,7 @@ def _line(line: Any) -> Line:
     detail = "; ".join(str(note) for name in ("message", "note") if (note := _get(line, name)))
     value = with_error(_get(line, "value"), _get(line, "uncertainty"))
     expected = _expected(_get(line, "expected"), _get(line, "tolerance"))
-    return Line(_verdict(line), str(_get(line, "name")), ", ".join(where), value, expected, detail)
+    return Line(_verdict(line), order, str(_get(line, "name")), at, ", ".join(where), value, expected, detail)
 
 
 def _expected(expected: Any, tolerance: Any) -> str:
