@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,8 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            if not select.select([self._events], [], [], TIMEOUT)[0]:
+                raise RuntimeError(f"the browser said nothing for {TIMEOUT} s")
             chunk = os.read(self._events, 1 << 20)
             if not chunk:
                 raise RuntimeError("the browser ended")

@@ -31,7 +31,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     trace = stop_chain(make_trace(draws=200), 1, 1, 150).assign_coords(layer=[HOSTILE_LAYER, "b", "c"])
-    info = make_info() | {"name": HOSTILE_LAYER + "-a-long-name-without-any-space-in-it" * 3}
+    endless = "a_name_without_any_place_to_break" * 3
+    info = make_info() | {"name": HOSTILE_LAYER + endless, "provenance": {"device": endless, endless: endless}}
     path.write_text(report_html(trace, info, make_certificate(), samples=make_samples()), encoding="utf-8")
     return path
 
@@ -169,3 +170,16 @@ def test_the_legend_switches_a_temperature_everywhere(opened: Browser) -> None:
     shown = opened.run(points)
     opened.run(f"{local}.click()")
     assert opened.run(points) == shown - 2  # of this run, at two temperatures
+
+
+def test_paper_is_light_static_and_complete(browser: Browser, page: Path, tmp_path: Path) -> None:
+    browser.problems.clear()
+    browser.open(page, dark=True)
+    browser.pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert browser.run("[...document.querySelectorAll('details')].every(node => node.open)")
+    browser.send("Emulation.setEmulatedMedia", media="print", features=[])
+    assert browser.run("getComputedStyle(document.querySelector('.tools')).display") == "none"
+    assert browser.run("getComputedStyle(document.documentElement).getPropertyValue('--card')").strip() == "#ffffff"
+    browser.send("Emulation.setEmulatedMedia", media="", features=[])
+    assert browser.problems == []
