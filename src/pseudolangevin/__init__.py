@@ -1,10 +1,12 @@
 """Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches."""
 
-from . import models, tasks
+from . import diagnostics, models, tasks
 from .chains import Result, sample
 from .data import Dataset
+from .diagnostics import Certificate, certificate
 from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
+from .runs import load
 from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
 from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
@@ -12,6 +14,7 @@ from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseud
 from .types import Status
 
 __all__ = [
+    "Certificate",
     "ChainStoppedWarning",
     "Dataset",
     "DeadClassWarning",
@@ -21,9 +24,12 @@ __all__ = [
     "Status",
     "adam",
     "best_weights",
+    "certificate",
     "classification",
+    "diagnostics",
     "full_batch_langevin",
     "hybrid_monte_carlo",
+    "load",
     "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",

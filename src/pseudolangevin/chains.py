@@ -20,16 +20,19 @@ import numpy as np
 import xarray as xr
 
 from . import observables, trees
-from .checks import check_integer, check_positive
+from .checks import check_integer
 from .data import Dataset
 from .gradients import DEFAULT_CHUNK_SIZE
+from .layout import Layout, temperatures_for
 from .observables import Observer
-from .potential import Potential
 from .progress import progress_bar
 from .reports import Reporter
 from .samplers import base
 from .samplers.base import Kernel, Sampler
 from .types import Array, Key, Status, Weights
+
+MAX_STEPS = 2**31 - 1
+"""A chain counts its steps in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -87,132 +90,130 @@ def sample(
     Returns:
         Trace, final weights and states.
     """
-    record_every = max(1, num_steps // 100) if record_every is None else record_every
-    temperatures = _check_temperatures(temperatures, sampler)
-    check_integer("num_chains", num_chains, minimum=1)
-    check_integer("num_steps", num_steps, minimum=1)
-    check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
-    check_integer("chunk_size", chunk_size, minimum=1)
+    plan = make_plan(
+        sampler,
+        temperatures=temperatures,
+        num_chains=num_chains,
+        num_steps=num_steps,
+        record_every=record_every,
+        test=test,
+        observe_examples=observe_examples,
+        chunk_size=chunk_size,
+    )
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
-    observed = sampler.dataset
-    if observe_examples is not None:
-        check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)
-        observed = observed.head(observe_examples)
-    layout = Layout(tuple(temperatures), num_chains)
-    starts = layout.starts(weights, sampler.potential, sampler.dataset)
-    if test is not None:
-        sampler.potential.check(jax.tree.map(lambda w: w[0], starts), test)
-
-    states = init(sampler, starts, layout.temperature_per_chain(starts), layout.keys(key))
-    observer = Observer(sampler.potential, chunk_size)
-    reporter = Reporter(layout)
+    states = plan.init(weights, key)
     records: list[dict[str, np.ndarray]] = []
     kept: list[Weights] = []
-    with progress_bar(num_steps, layout.size, show=progress) as bar:
-        for record in run(sampler, observer, states, observed, test, stop=num_steps, record_every=record_every):
-            states = record.states
-            records.append(reporter.mask_stopped(record.observables))
-            if keep_weights_every is not None and len(records) % keep_weights_every == 0:
-                kept.append(jax.tree.map(np.asarray, states.weights))
-            reporter.report(record.observables, last=record.step + record_every > num_steps)
-            bar.update(record.step, float(np.nanmean(records[-1]["loss"])) if reporter.any_running else math.nan)
-            if not reporter.any_running:
-                break
-    trace = layout.trace(records, record_every, jax.tree.map(lambda w: w[0], starts))
+    for record in plan.run(states, progress=progress):
+        states = record.states
+        if record.observables is None:
+            continue
+        records.append(record.observables)
+        if keep_weights_every is not None and len(records) % keep_weights_every == 0:
+            kept.append(jax.tree.map(np.asarray, states.weights))
+    layout = plan.layout
+    stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
+    one = jax.tree.map(lambda w: w[0], states.weights)
+    trace = layout.trace(layout.unflatten(stacked), plan.record_every, one)
     samples = layout.unflatten(jax.tree.map(lambda *draws: np.stack(draws, axis=1), *kept)) if kept else None
     return Result(trace, layout.unflatten(states.weights), samples, states, sampler)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How chains and temperatures lie along the one mapped axis: temperature by temperature."""
+class Plan:
+    """A checked run: what is sampled by which chains, for how long, and what is measured on the way."""
 
-    temperatures: tuple[float, ...]
-    num_chains: int
+    sampler: Sampler
+    layout: Layout
+    num_steps: int
+    record_every: int
+    observer: Observer
+    observed: Dataset
+    test: Dataset | None
 
-    @property
-    def size(self) -> int:
-        """All chains."""
-        return len(self.temperatures) * self.num_chains
+    def init(self, weights: Weights, key: Key | int) -> Any:
+        """States of all chains at step 0; `weights` and `key` as for `sample`."""
+        starts = self.layout.starts(weights, self.sampler.potential, self.sampler.dataset)
+        if self.test is not None:
+            self.sampler.potential.check(jax.tree.map(lambda w: w[0], starts), self.test)
+        return init(self.sampler, starts, self.layout.temperature_per_chain(starts), self.layout.keys(key))
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(temperatures, chains)."""
-        return len(self.temperatures), self.num_chains
+    def abstract_states(self, weights: Weights) -> Any:
+        """Shapes and types of the states of chains whose weights have the shapes of `weights`."""
+        starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.layout.size, *w.shape), w.dtype), weights)
+        temperatures = jax.ShapeDtypeStruct((self.layout.size,), jax.tree.leaves(weights)[0].dtype)
+        init_kernel = partial(_init, self.sampler.kernel)
+        return jax.eval_shape(init_kernel, starts, temperatures, self.layout.keys(0), self.sampler.dataset)
 
-    def name(self, index: int) -> str:
-        """A chain in words."""
-        temperature, chain = divmod(index, self.num_chains)
-        return f"chain {chain} at T = {self.temperatures[temperature]:g}"
+    def empty_trace(self, states: Any) -> xr.Dataset:
+        """The trace before the first record: every observable and coordinate, no draws."""
+        observe = partial(_observe, self.sampler.kernel, self.observer)
+        shapes = jax.eval_shape(observe, states, self.observed, self.test)
+        zeros = {name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()}
+        record = observables.to_host(zeros, 0.0)
+        stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
+        one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
+        trace = self.layout.trace(self.layout.unflatten(stacked), self.record_every, one)
+        return trace.assign_attrs(record_every=self.record_every)
 
-    def temperature_per_chain(self, starts: Weights) -> Array:
-        """T of every chain, in the precision of the weights."""
-        dtype = jax.tree.leaves(starts)[0].dtype
-        return jnp.repeat(jnp.asarray(self.temperatures, dtype), self.num_chains)
+    def run(
+        self, states: Any, *, start: int = 0, segment: int | None = None, progress: bool | None = None
+    ) -> Iterator[Record]:
+        """Every record from step `start` on, and the end: stopped chains masked and warned of, under a progress bar.
 
-    def keys(self, key: Key | int) -> Key:
-        """Each chain's key: made from its number and its temperature alone, so that company does not matter."""
-        key = jax.random.key(key) if isinstance(key, int | np.integer) else key
-        bits = np.asarray(self.temperatures, np.float32).view(np.uint32)
+        It ends early when no chain is left running. With `segment`, the chains are handed out at its multiples, too.
+        """
+        if bool(np.all(np.asarray(states.status) != Status.RUNNING)):
+            return
+        reporter = Reporter(self.layout)
+        with progress_bar(self.num_steps, self.layout.size, show=progress, start=start) as bar:
+            for record in run(
+                self.sampler,
+                self.observer,
+                states,
+                self.observed,
+                self.test,
+                start=start,
+                stop=self.num_steps,
+                record_every=self.record_every,
+                segment=segment,
+            ):
+                if record.observables is None:
+                    yield record
+                    continue
+                masked = reporter.mask_stopped(record.observables)
+                reporter.report(record.observables, last=record.step + self.record_every > self.num_steps)
+                bar.update(record.step, float(np.nanmean(masked["loss"])) if reporter.any_running else math.nan)
+                yield Record(record.step, record.states, masked)
+                if not reporter.any_running:
+                    return
 
-        def chain_key(temperature_bits: Array, chain: Array) -> Key:
-            return jax.random.fold_in(jax.random.fold_in(key, chain), temperature_bits)
 
-        return jax.vmap(chain_key)(
-            jnp.repeat(jnp.asarray(bits), self.num_chains), jnp.tile(jnp.arange(self.num_chains), len(bits))
-        )
-
-    def starts(self, weights: Weights, potential: Potential, dataset: Dataset) -> Weights:
-        """Starting weights with one leading axis over all chains."""
-        trees.check_weights(weights)
-        if self._has_leading_axes(weights, potential, dataset):
-            first = jax.tree.map(lambda w: w[0, 0], weights)
-            potential.check(first, dataset)
-            return jax.tree.map(
-                lambda w: jnp.broadcast_to(w, self.shape + w.shape[2:]).reshape(self.size, *w.shape[2:]), weights
-            )
-        potential.check(weights, dataset)
-        return jax.tree.map(lambda w: jnp.broadcast_to(w, (self.size, *w.shape)), weights)
-
-    def _has_leading_axes(self, weights: Weights, potential: Potential, dataset: Dataset) -> bool:
-        """Whether these are weights per chain: the loss takes them only without their first two axes."""
-
-        def fits(tree: Weights) -> bool:
-            try:
-                potential.check(tree, dataset)
-            except ValueError:
-                return False
-            return True
-
-        leaves = jax.tree.leaves(weights)
-        allowed = [(t, c) for t in {1, self.shape[0]} for c in {1, self.shape[1]}]
-        if any(leaf.ndim < 2 for leaf in leaves) or leaves[0].shape[:2] not in allowed:
-            return False
-        if any(leaf.shape[:2] != leaves[0].shape[:2] for leaf in leaves):
-            return False
-        return not fits(weights) and fits(jax.tree.map(lambda w: w[0, 0], weights))
-
-    def unflatten(self, tree: Any) -> Any:
-        """Split the leading axis into (temperature, chain)."""
-        return jax.tree.map(lambda leaf: leaf.reshape(*self.shape, *leaf.shape[1:]), tree)
-
-    def trace(self, records: list[dict[str, np.ndarray]], record_every: int, weights: Weights) -> xr.Dataset:
-        """Records as a labelled data set."""
-        variables = {}
-        for name in records[0]:
-            stacked = self.unflatten(np.stack([record[name] for record in records], axis=1))
-            extra = observables.EXTRA_DIMENSIONS.get(name)
-            dims = ("temperature", "chain", "draw") + ((extra,) if extra else ())
-            variables[name] = (dims, stacked, {"long_name": observables.LONG_NAMES.get(name, name)})
-        draws = np.arange(len(records))
-        coords = {
-            "temperature": np.asarray(self.temperatures, np.float64),
-            "chain": np.arange(self.num_chains),
-            "draw": draws,
-            "step": ("draw", (draws + 1) * record_every),
-        }
-        return xr.Dataset(variables, coords | observables.coordinates(weights, records[0]))
+def make_plan(
+    sampler: Sampler,
+    *,
+    temperatures: Sequence[float] | None,
+    num_chains: int,
+    num_steps: int,
+    record_every: int | None = None,
+    test: Dataset | None = None,
+    observe_examples: int | None = None,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+) -> Plan:
+    """Check the arguments of `sample` before anything is compiled."""
+    values = temperatures_for(sampler, temperatures)
+    check_integer("num_chains", num_chains, minimum=1)
+    check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
+    record_every = max(1, num_steps // 100) if record_every is None else record_every
+    check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
+    check_integer("chunk_size", chunk_size, minimum=1)
+    observed = sampler.dataset
+    if observe_examples is not None:
+        check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)
+        observed = observed.head(observe_examples)
+    layout = Layout(tuple(values), num_chains)
+    return Plan(sampler, layout, num_steps, record_every, Observer(sampler.potential, chunk_size), observed, test)
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,8 @@ class Record:
     step: int
     states: Any
     """Valid until the next record is asked for: the buffers are then reused."""
-    observables: dict[str, np.ndarray]
+    observables: dict[str, np.ndarray] | None
+    """One array per observable, leading axis over all chains; None at the end of a run that falls between records."""
 
 
 def run(
@@ -235,8 +237,10 @@ def run(
     start: int = 0,
     stop: int,
     record_every: int,
+    segment: int | None = None,
 ) -> Iterator[Record]:
-    """Advance chains from step `start` to `stop`, yielding every record; the last one may come before `stop`.
+    """Advance chains from step `start` to `stop`, yielding every record; at `stop`, and at multiples of `segment`, the
+    chains come without observables where there is nothing to record.
 
     It may be continued from any record: `start` is that record's step.
     """
@@ -254,11 +258,15 @@ def run(
         length = min(_to_next_multiple(step, record_every), stop - step)
         if kernel.refresh_every is not None:
             length = min(length, _to_next_multiple(step, kernel.refresh_every))
+        if segment is not None:
+            length = min(length, _to_next_multiple(step, segment))
         states = _advance(kernel, states, sampler.dataset, num_steps=length)
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)
             yield Record(step, states, observables.to_host(record, stiffness))
+        elif step == stop or (segment is not None and step % segment == 0):
+            yield Record(step, states, None)
 
 
 def _to_next_multiple(step: int, interval: int) -> int:
@@ -297,28 +305,3 @@ def _due(kernel: Kernel, states: Any) -> Array:
 
 def _any_due(kernel: Kernel, states: Any) -> bool:
     return bool(_due(kernel, states))
-
-
-def _check_temperatures(temperatures: Sequence[float] | None, sampler: Sampler) -> list[float]:
-    if not sampler.uses_temperature:
-        if temperatures is not None:
-            raise ValueError(f"temperatures = {temperatures!r}: {sampler.name} has no temperature; leave it out")
-        return [0.0]
-    if temperatures is None:
-        raise ValueError("temperatures is missing; pass a list, for example temperatures=[1e-5, 3e-5]")
-    try:
-        values = list(temperatures)
-    except TypeError:
-        raise ValueError(
-            f"temperatures = {temperatures!r} is not a list; write temperatures=[{temperatures!r}]"
-        ) from None
-    if not values:
-        raise ValueError("temperatures is empty; pass at least one")
-    for value in values:
-        check_positive("temperatures", value, "exp(−U/T) needs T > 0")
-    values = [float(value) for value in values]
-    if len({np.float32(value) for value in values}) < len(values):
-        raise ValueError(
-            f"temperatures = {values} repeats a value; use num_chains for several chains at one temperature"
-        )
-    return values

@@ -5,6 +5,7 @@ Everything is measured on the whole training set (or a fixed subset of it) with 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,7 @@ def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:
     return jnp.stack([trees.dot(w, g) / trees.num_weights(w) for w, g in pairs])
 
 
-def to_host(record: dict[str, Array], stiffness: float) -> dict[str, np.ndarray]:
+def to_host(record: Mapping[str, Array | np.ndarray], stiffness: float) -> dict[str, np.ndarray]:
     """A record as float64 NumPy arrays, the compensated pairs added up, and U formed from them."""
     host = {name: np.asarray(value) for name, value in record.items()}
     host["loss"] = host["loss"].astype(np.float64).sum(axis=-1)

@@ -24,9 +24,9 @@ class _Silent:
 
 
 class _Rich:
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: Progress, total: int, start: int) -> None:
         self._progress = progress
-        self._task = progress.add_task("sampling", total=total, rate="", loss="")
+        self._task = progress.add_task("sampling", total=total, completed=start, rate="", loss="")
 
     def update(self, step: int, loss: float) -> None:
         self._progress.update(self._task, completed=step, loss="" if math.isnan(loss) else f"loss {loss:.4f}")
@@ -37,9 +37,9 @@ class _Rich:
 
 @contextmanager
 def progress_bar(
-    num_steps: int, num_chains: int, *, show: bool | None, console: Console | None = None
+    num_steps: int, num_chains: int, *, show: bool | None, start: int = 0, console: Console | None = None
 ) -> Iterator[Bar]:
-    """A bar over `num_steps`; `show` None means: if the error stream is a terminal."""
+    """A bar over `num_steps`, `start` of them done; `show` None means: if the error stream is a terminal."""
     console = console or Console(stderr=True)
     if not (console.is_terminal if show is None else show):
         yield _Silent()
@@ -53,4 +53,4 @@ def progress_bar(
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console, speed_estimate_period=60) as progress:
-        yield _Rich(progress, num_steps)
+        yield _Rich(progress, num_steps, start)

@@ -67,6 +67,12 @@ def layers(weights: Weights) -> dict[str, Weights]:
     return {jax.tree_util.keystr(path, simple=True): child for path, child in paths}
 
 
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree with their paths as names, like layer1.kernel; a bare array is called weights."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(jax.tree_util.keystr(path, simple=True, separator=".") or "weights", leaf) for path, leaf in flat]
+
+
 def by_layer(function: Callable[[Weights], Array], weights: Weights) -> Array:
     """A scalar function of each layer, stacked in the order of `layers`."""
     return jnp.stack([function(layer) for layer in layers(weights).values()])

@@ -38,6 +38,7 @@ def pseudo_langevin(
     time_step: float = 1.0,
     reset_probability: float = 0.1,
     refresh_every: int = 5_000,
+    warmup_refreshes: int = 3,
     max_refresh_interval: int = 50_000,
     refresh_tolerance: float = 0.1,
     variance_block: int = 100,
@@ -70,6 +71,9 @@ def pseudo_langevin(
         time_step: δt. Scaling it by s scales masses by s²: the dynamics are the same.
         reset_probability: ρ_reset, the chance that a refresh starts masses and momenta anew.
         refresh_every: base interval between measurements of 𝒱, in steps.
+        warmup_refreshes: k early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each starts masses and momenta
+            anew. A trained start is quiet, and 𝒱 grows by orders of magnitude while it thermalises; masses chosen
+            at the start would be far too light by the first regular refresh. 0 is the paper's scheme.
         max_refresh_interval: the interval grows no further than this.
         refresh_tolerance: successive measurements agree when the standard deviation of every tensor (root of its mean
             𝒱) changed by no more than this share.
@@ -111,6 +115,7 @@ def pseudo_langevin(
         max_temperature_ratio=float(max_temperature_ratio),
         reset_probability=float(reset_probability),
         refresh_every=refresh_every,
+        warmup_refreshes=warmup_refreshes,
         max_refresh_interval=max_refresh_interval,
         refresh_tolerance=refresh_tolerance,
         variance_block=variance_block,
@@ -182,6 +187,7 @@ def naive_pseudo_langevin(
             max_temperature_ratio=math.inf,
             reset_probability=0.0,
             refresh_every=refresh_every,
+            warmup_refreshes=0,
             max_refresh_interval=max_refresh_interval,
             refresh_tolerance=refresh_tolerance,
             variance_block=variance_block,

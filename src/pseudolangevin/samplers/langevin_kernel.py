@@ -33,14 +33,17 @@ class LangevinState(NamedTuple):
     masses: Weights
     gradient_variance: Weights
     """𝒱 in force: what the injected noise is reduced by; the mean of each group that shares a mass."""
+    last_refresh: Array
+    """Step at which 𝒱 was measured."""
     next_refresh: Array
-    """Step at which 𝒱 is measured again."""
+    """Step at which it is measured again."""
     refresh_multiple: Array
     """The current refresh interval in units of the base interval."""
     peak_ratio: Array
     """Largest 𝒯_i found by the last refresh, before masses were raised."""
     raised_share: Array
     """Share of the masses that the last refresh raised."""
+    num_refreshes: Array
     num_resets: Array
 
 
@@ -52,6 +55,7 @@ class NoiseControl:
     max_temperature_ratio: float
     reset_probability: float
     refresh_every: int
+    warmup_refreshes: int
     max_refresh_interval: int
     refresh_tolerance: float
     variance_block: int
@@ -63,9 +67,20 @@ class NoiseControl:
     control_masses: bool
     """False for naive pL: 𝒱 is measured and subtracted, but the masses stay as they are."""
 
+    @property
+    def ticks(self) -> int:
+        """The base interval in ticks: 2^k, so that k warm-up intervals fit below it."""
+        return 2**self.warmup_refreshes
+
+    @property
+    def tick(self) -> int:
+        """The first, shortest interval."""
+        return -(-self.refresh_every // self.ticks)
+
     def __post_init__(self) -> None:
         """Check every number."""
         check_integer("refresh_every", self.refresh_every, minimum=1)
+        check_integer("warmup_refreshes", self.warmup_refreshes, minimum=0, maximum=10)
         check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
         check_integer("variance_block", self.variance_block, minimum=2)
         check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
@@ -91,8 +106,8 @@ class LangevinKernel(Kernel):
 
     @property
     def refresh_every(self) -> int | None:  # type: ignore[override]
-        """The base interval between measurements of 𝒱."""
-        return self.control.refresh_every if self.control else None
+        """The driver's stops: the shortest interval between measurements of 𝒱, of which all others are multiples."""
+        return self.control.tick if self.control else None
 
     @property
     def _dynamics(self) -> dict[str, float]:
@@ -121,10 +136,12 @@ class LangevinKernel(Kernel):
             half_step_momentum=self._draw_momentum(momentum_key, weights, mass, variance, temperature, dataset),
             masses=mass,
             gradient_variance=variance,
+            last_refresh=jnp.zeros((), jnp.int32),
             next_refresh=jnp.asarray(self.refresh_every or 0, jnp.int32),
             refresh_multiple=jnp.ones((), jnp.int32),
             peak_ratio=jnp.max(trees.ravel(ratios)),
             raised_share=jnp.zeros(()),
+            num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
         )
 
@@ -160,7 +177,8 @@ class LangevinKernel(Kernel):
         if not control.control_masses:
             return state
 
-        reset = jax.random.bernoulli(reset_key, control.reset_probability)
+        warming_up = state.num_refreshes <= control.warmup_refreshes
+        reset = warming_up | jax.random.bernoulli(reset_key, control.reset_probability)
         excess = jax.tree.map(lambda r: r / control.max_temperature_ratio, ratios)
         raised = jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess)
         nominal = self._nominal_masses(measured, state.weights, state.temperature, control)
@@ -192,7 +210,7 @@ class LangevinKernel(Kernel):
             "peak_temperature_ratio": state.peak_ratio,
             "gradient_variance": trees.by_layer(trees.mean, per_weight),
             "raised_share": state.raised_share,
-            "refresh_interval": state.refresh_multiple * self.control.refresh_every,
+            "refresh_interval": state.next_refresh - state.last_refresh,
             "num_resets": state.num_resets,
         }
 
@@ -210,17 +228,26 @@ class LangevinKernel(Kernel):
     def _adopt_variance(self, state: LangevinState, variance: Weights, control: NoiseControl) -> LangevinState:
         """Put a new 𝒱 in force and set the time of the next measurement: later as long as measurements agree.
 
-        Agreement is judged on the mean 𝒱 of each tensor: single components carry the statistical error of the estimate,
-        of the order of the tolerance itself.
+        While warming up, the interval doubles from one measurement to the next. Afterwards agreement is judged on the
+        mean 𝒱 of each tensor: single components carry the statistical error of the estimate, of the order of the
+        tolerance itself.
         """
         old, new = noise.tensor_means(state.gradient_variance), noise.tensor_means(variance)
         longest = max(1, control.max_refresh_interval // control.refresh_every)
         longer = jnp.minimum(state.refresh_multiple + 1, longest)
         multiple = jnp.where(noise.agree(old, new, control.refresh_tolerance), longer, 1)
+        num_refreshes = state.num_refreshes + 1
+        warming_up = num_refreshes <= control.warmup_refreshes
+        multiple = jnp.where(warming_up, 1, multiple)
+        num_ticks = jnp.where(
+            warming_up, 2 ** jnp.minimum(num_refreshes, control.warmup_refreshes), multiple * control.ticks
+        )
         return state._replace(
             gradient_variance=variance,
             refresh_multiple=multiple,
-            next_refresh=state.step + multiple * control.refresh_every,
+            last_refresh=state.step,
+            next_refresh=state.step + num_ticks * control.tick,
+            num_refreshes=num_refreshes,
         )
 
     def _guarded(self, variance: Weights, control: NoiseControl) -> Weights:

@@ -1,0 +1,1 @@
+"""Bridges to other tools; nothing in the core imports them."""

@@ -1,0 +1,261 @@
+"""The command line.
+
+Exit codes: 0 done; 1 ran, but a check failed or a chain stopped; 2 bad input, a damaged or locked folder, or a full
+disk (one line on the error stream says what, why and the remedy); 130 interrupted, and resumable.
+"""
+# Commands import what they need when they run, so that --help and errors are quick.
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="pseudolangevin",
+    help="Sample the weights of neural networks from exp(−U/T), with mini-batches.",
+    epilog="First time here:  pseudolangevin demo\n\n"
+    "Your own run:  pseudolangevin sample --print-config > run.toml ; edit it ; "
+    "pseudolangevin sample run.toml --out runs/first",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one setting; the value is TOML. May be repeated.", show_default=False
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _global_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from .provenance import version_of
+
+        print(version_of("pseudolangevin"))
+        raise typer.Exit(DONE)
+
+
+@app.command(
+    epilog="pseudolangevin sample --print-config > run.toml\n\n"
+    "pseudolangevin sample run.toml --out runs/first\n\n"
+    "pseudolangevin sample run.toml --set sampler.batch_size=1024 --set 'temperatures=[1e-5, 3e-5]'"
+)
+def sample(
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to run.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder to make (default: runs/DATE-TIME).", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    print_config: Annotated[
+        bool,
+        typer.Option("--print-config", help="Print the effective configuration, every default included; run nothing."),
+    ] = False,
+) -> int:
+    """Run what a TOML file describes, into a run folder.
+
+    The folder holds the trace, kept weights and checkpoints. Ctrl-C stops the run cleanly; `resume` continues it.
+    """
+    from . import config, runs
+
+    if config_file is None and not print_config:
+        raise config.ConfigError(
+            [
+                "no configuration given; make one with `pseudolangevin sample --print-config > run.toml`, "
+                "then `pseudolangevin sample run.toml`"
+            ]
+        )
+    settings = (
+        config.read(config_file, overrides or ())
+        if config_file
+        else config.parse("", overrides or (), folder=Path.cwd())
+    )
+    if print_config:
+        print(config.to_toml(settings), end="")
+        return DONE
+    return _report_outcome(runs.start(settings, out or _default_folder()))
+
+
+@app.command(
+    epilog="pseudolangevin resume runs/first\n\n"
+    "pseudolangevin resume runs/first --steps 40000   (extends a finished run)"
+)
+def resume(
+    run_dir: RunDir,
+    steps: Annotated[int | None, typer.Option(help="Steps in all: extends a run.", show_default=False)] = None,
+    overrides: Overrides = None,
+) -> int:
+    """Continue a run: after Ctrl-C, a crash, a full disk, or to extend it.
+
+    It goes on from the newest sound checkpoint; the result equals that of an uninterrupted run to the bit.
+    """
+    from . import runs
+
+    changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
+    return _report_outcome(runs.resume(run_dir, changes))
+
+
+@app.command(epilog="pseudolangevin check runs/first && echo trustworthy")
+def check(
+    run_dir: RunDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
+) -> int:
+    """Check that the samples can be trusted: exit 0 when the certificate holds, 1 when it does not."""
+    from . import runs
+    from .diagnostics.certificate import certificate
+
+    result = runs.load(run_dir)
+    if result.trace.sizes["draw"] == 0:
+        raise runs.RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
+    verdict = certificate(result)
+    if as_json:
+        lines = [asdict(line) for line in verdict.lines]
+        print(json.dumps({"passed": verdict.passed, "lines": lines}, indent=2, default=_plain))
+    else:
+        print(verdict)
+    return DONE if verdict.passed else FAILED
+
+
+@app.command(epilog="pseudolangevin report runs/first")
+def report(run_dir: RunDir) -> int:
+    """Write DIR/report.html: one page with everything about the run, which needs no network."""
+    from .report import write_report
+    from .store.folder import RunFolder
+
+    print(write_report(RunFolder.existing(run_dir).path))
+    return DONE
+
+
+@app.command(epilog="pseudolangevin watch runs/first")
+def watch(
+    run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Show the current state and leave.")] = False
+) -> int:
+    """Look at a running or finished run in the terminal."""
+    from .store.folder import RunFolder
+    from .watch import watch as watch_run
+
+    watch_run(RunFolder.existing(run_dir).path, once=once)
+    return DONE
+
+
+@app.command(epilog="pseudolangevin demo --out demo")
+def demo(out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("demo")) -> int:
+    """Sample the paper's small network at several temperatures, on the CPU, in minutes."""
+    from .demo import run_demo
+
+    return run_demo(out)
+
+
+@app.command(epilog="pseudolangevin reproduce thermodynamics --scale smoke --out results")
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="Which result of the paper, for example thermodynamics.", show_default=False)
+    ],
+    scale: Annotated[str, typer.Option(help="smoke (minutes on a CPU) or paper (published size, on a GPU).")] = "smoke",
+    out: Annotated[Path, typer.Option(help="Where to write NAME.json and NAME.png.")] = Path("results"),
+) -> int:
+    """Reproduce a result of the paper, beside the published numbers."""
+    from .config import ConfigError
+    from .paper import reproduce as reproduce_result
+
+    try:
+        return int(reproduce_result(name, scale, out) or DONE)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+
+
+def _default_folder() -> Path:
+    return Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def _report_outcome(outcome: Any) -> int:
+    for note in outcome.notes:
+        _say("note", note, "yellow")
+    if outcome.interrupted:
+        _say(
+            "interrupted",
+            f"at step {outcome.step} of {outcome.num_steps}; continue with `pseudolangevin resume {outcome.path}`",
+            "yellow",
+        )
+        return INTERRUPTED
+    print(f"{outcome.path}: {outcome.step} of {outcome.num_steps} steps done, {outcome.seconds:.0f} s of sampling")
+    if outcome.stopped_chains:
+        _say(
+            "stopped",
+            f"{outcome.stopped_chains} chains ended early; {outcome.path}/log.txt says which and why",
+            "yellow",
+        )
+        return FAILED
+    print(f"next: pseudolangevin check {outcome.path}   (extend it: pseudolangevin resume {outcome.path} --steps N)")
+    return DONE
+
+
+def _say(label: str, text: str, colour: str) -> None:
+    Console(stderr=True, highlight=False).print(f"[{colour}]{label}:[/] {escape(text)}", soft_wrap=True)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy numbers and arrays as JSON."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The command line as a function: the exit code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _say("warning", str(message), "yellow")
+        try:
+            code = app(args=arguments, prog_name="pseudolangevin", standalone_mode=False)
+            return code if isinstance(code, int) else DONE
+        except KeyboardInterrupt:
+            _say("interrupted", "what was recorded is safe; continue with `pseudolangevin resume DIR`", "yellow")
+            return INTERRUPTED
+        except Exception as error:
+            lines = _explain(error)
+            if lines is None:
+                raise
+            for line in lines:
+                _say("error", line, "red")
+            return BAD_INPUT
+
+
+def _explain(error: Exception) -> list[str] | None:
+    """Lines for an error that is the input's and not the program's; None for others."""
+    from .config import ConfigError
+    from .store.folder import RunFolderError
+
+    if isinstance(error, ConfigError):
+        return error.lines
+    if isinstance(error, RunFolderError):
+        return [str(error)]
+    if hasattr(error, "format_message"):  # of the command line's own parser
+        message = error.format_message()  # empty where the help was shown instead
+        return [f"{message} See `pseudolangevin --help`."] if message else []
+    if "RESOURCE_EXHAUSTED" in str(error):
+        return ["out of memory on the device; lower num_chains, the number of temperatures, or sampler.batch_size"]
+    return None
+
+
+def main() -> None:
+    """The entry point."""
+    sys.exit(run())

@@ -1,0 +1,73 @@
+"""Users' own arrays: .npz and .npy files, never pickled."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ..data import Dataset
+from ..trees import named_leaves
+from ..types import Weights
+
+
+def read_dataset(file: str | None, inputs: str | None, targets: str | None) -> Dataset | None:
+    """A data set from one .npz file or two .npy files; None where no file is named."""
+    if file is not None:
+        archive = _load(file)
+        if not isinstance(archive, dict):
+            raise ValueError(f"{file} holds one array; give it as inputs, with targets beside it, or save both as .npz")
+        for name in ("inputs", "targets"):
+            if name not in archive:
+                raise ValueError(f"{file} has no array {name!r} (it has {sorted(archive)}); save inputs and targets")
+        return Dataset(archive["inputs"], archive["targets"])
+    if inputs is None or targets is None:
+        return None
+    return Dataset(_one_array(inputs), _one_array(targets))
+
+
+def read_weights(file: str, shape: Weights) -> Weights:
+    """Weights from an .npz file with one array per tensor, named by its path; leading axes are allowed."""
+    archive = _load(file)
+    names = [name for name, _ in named_leaves(shape)]
+    if not isinstance(archive, dict) or set(archive) != set(names):
+        found = sorted(archive) if isinstance(archive, dict) else "one array without a name"
+        raise ValueError(f"{file} must hold exactly the arrays {names}; it holds {found}")
+    return jax.tree.unflatten(jax.tree.structure(shape), [jax.numpy.asarray(archive[name]) for name in names])
+
+
+def _one_array(file: str) -> np.ndarray:
+    loaded = _load(file)
+    if isinstance(loaded, dict):
+        raise ValueError(f"{file} is an .npz archive; name it with `file`, or give .npy files")
+    return loaded
+
+
+def _load(file: str) -> np.ndarray | dict[str, np.ndarray]:
+    try:
+        # Pickled objects are refused; .npy files are mapped, so that only what is used is read.
+        loaded = np.load(Path(file), mmap_mode="r", allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except OSError as error:
+        raise ValueError(
+            f"{file} cannot be read: {error.strerror or error}; give the path of a .npz or .npy file"
+        ) from None
+    except (
+        ValueError,
+        EOFError,
+        MemoryError,
+        zipfile.BadZipFile,
+        KeyError,
+        TypeError,
+        SyntaxError,
+        OverflowError,
+    ) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"{file} is not a sound .npz or .npy file of plain numbers: {why}; save it again with numpy"
+        ) from None

@@ -1,0 +1,69 @@
+"""Where a result comes from: versions, device, seed, the hash of the data, and when and how it was made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from datetime import datetime
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from .chains import Plan
+from .config import Settings
+from .config.build import Experiment
+
+PACKAGES = ("pseudolangevin", "jax", "jaxlib", "numpy", "optax", "zarr", "orbax-checkpoint")
+
+
+def describe(experiment: Experiment, command: Sequence[str]) -> dict[str, Any]:
+    """What is noted when a run begins."""
+    settings = experiment.settings
+    return session(command) | {
+        "seed": settings.seed,
+        "data_sha256": data_hash(experiment.plan),
+        "settings_sha256": settings_hash(settings),
+        "resumed": [],
+    }
+
+
+def session(command: Sequence[str]) -> dict[str, Any]:
+    """What is noted of every session, the first and those that continue it."""
+    device = jax.devices()[0]
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": list(command),
+        "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
+        "device": device.device_kind,
+        "backend": device.platform,
+        "num_devices": jax.device_count(),
+    }
+
+
+def version_of(package: str) -> str:
+    """The installed version, or "unknown" where it runs without being installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def data_hash(plan: Plan) -> str:
+    """SHA-256 of the training set and the test set: types, shapes, numbers."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves((plan.sampler.dataset, plan.test)):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def settings_hash(settings: Settings) -> str:
+    """SHA-256 of the settings that decide the trajectory and the layout of the stores."""
+    ignored: Any = {"num_steps": True, "recording": {"checkpoint_every", "checkpoint_seconds", "keep_checkpoints"}}
+    values = settings.model_dump(exclude=ignored)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,264 @@
+"""Runs that live in a folder: start one, continue one, read one back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import config, provenance
+from .chains import Record, Result
+from .config import ConfigError, Settings
+from .config.build import Experiment, StopAskedError, build, naming
+from .stopping import stop_on_signals
+from .store.checkpoints import Checkpoint, Checkpoints
+from .store.folder import RunFolder, RunFolderError, disk_errors, read_json, write_atomically
+from .store.lock import locked
+from .store.samples import one_chain, read_samples
+from .store.trace import checked_arrays, open_group, read_trace
+from .store.writer import RunWriter, read_committed, samples_schema
+from .types import Status
+
+CHANGEABLE = ("num_steps", "recording.checkpoint_every", "recording.checkpoint_seconds", "recording.keep_checkpoints")
+"""What may change when a run is continued; anything else would make it another run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended."""
+
+    path: Path
+    step: int
+    num_steps: int
+    interrupted: bool
+    stopped_chains: int
+    """Chains that stopped by themselves: not finite, or without noise."""
+    seconds: float
+    notes: tuple[str, ...]
+    """What a person should know: a stale lock taken over, a damaged checkpoint passed by."""
+
+
+def start(
+    settings: Settings, path: str | Path, *, command: Sequence[str] | None = None, progress: bool | None = None
+) -> Outcome:
+    """Sample into a new run folder.
+
+    Args:
+        settings: from `config.read`, `config.parse` or `Settings(...)`.
+        path: the folder, which must be new or empty.
+        command: what to note as the command that started it; default: this process's own.
+        progress: show a progress bar; default: when the output is a terminal.
+    """
+    experiment = build(settings)
+    folder = RunFolder.fresh(Path(path))
+    with disk_errors(folder), locked(folder), stop_on_signals() as stop_asked, _logged_warnings(folder):
+        return _begin(folder, experiment, stop_asked, command, progress)
+
+
+def resume(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    command: Sequence[str] | None = None,
+    progress: bool | None = None,
+) -> Outcome:
+    """Continue a run from its newest sound checkpoint; the result is that of an uninterrupted run, to the bit.
+
+    Args:
+        path: the run folder.
+        overrides: `key=value` changes, of the keys in `CHANGEABLE` alone: `num_steps=40000` extends a run.
+        command: see `start`.
+        progress: see `start`.
+    """
+    folder = RunFolder.existing(Path(path))
+    with disk_errors(folder), locked(folder) as note, stop_on_signals() as stop_asked, _logged_warnings(folder):
+        settings = _changed(folder, overrides)
+        experiment = build(settings)
+        _check_unchanged(folder, experiment)
+        committed = read_committed(folder)
+        if committed is None:
+            if any(Checkpoints(folder.checkpoints).steps()):  # one after step 0
+                raise RunFolderError(f"{folder.committed} is missing; restore it from a copy")
+            folder.log("resumed before the first record: beginning again")
+            return _begin(folder, experiment, stop_asked, command, progress)
+        shapes = experiment.plan.abstract_states(experiment.weights_shape)
+        at, states, damage = Checkpoints(folder.checkpoints).newest(shapes)
+        _check_stores(folder, experiment, shapes, at, committed)
+        notes = ([note] if note else []) + damage
+        for line in notes:
+            folder.log(line)
+        _note_resumption(folder, at.step, command)
+        write_atomically(folder.config, config.to_toml(settings))
+        Checkpoints(folder.checkpoints).clean(newer_than=at.step)
+        return _continue(folder, experiment, states, at, committed[0], stop_asked, progress, tuple(notes))
+
+
+def load(path: str | Path, *, samples: bool = True) -> Result:
+    """The result of a run, finished or not, as `sample` would have returned it.
+
+    Weights and states are those of the newest sound checkpoint. The trace has every record that is whole on disk.
+
+    Args:
+        path: the run folder.
+        samples: read the kept weights into memory as well.
+    """
+    folder = RunFolder.existing(Path(path))
+    settings = _read_settings(folder)
+    committed = read_committed(folder)
+    if committed is None:
+        raise RunFolderError(f"{folder.path} holds no records yet; begin with `pseudolangevin resume {folder.path}`")
+    experiment = build(settings)
+    plan = experiment.plan
+    shapes = plan.abstract_states(experiment.weights_shape)
+    at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
+    _check_stores(folder, experiment, shapes, at, committed)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    records = read_trace(folder.trace, plan.empty_trace(shapes), committed[0])
+    trace = plan.layout.trace(records, plan.record_every, experiment.weights_shape)
+    kept = None
+    if samples and settings.recording.keep_weights_every:
+        schema = samples_schema(plan, shapes, settings.recording)
+        kept = read_samples(folder.weights, schema, one_chain(shapes.weights), committed[1])
+    return Result(trace, plan.layout.unflatten(states.weights), kept, states, plan.sampler)
+
+
+def _begin(
+    folder: RunFolder,
+    experiment: Experiment,
+    stop_asked: Callable[[], bool],
+    command: Sequence[str] | None,
+    progress: bool | None,
+) -> Outcome:
+    settings, plan = experiment.settings, experiment.plan
+    write_atomically(folder.provenance, json.dumps(provenance.describe(experiment, command or sys.argv), indent=2))
+    write_atomically(folder.config, config.to_toml(settings))
+    folder.log(f"started: {plan.layout.size} chains of {plan.num_steps} steps, {plan.sampler!r}")
+    try:
+        weights = experiment.starting_weights(stop_asked)
+    except StopAskedError:
+        folder.log("interrupted before the first step")
+        return Outcome(folder.path, 0, plan.num_steps, True, 0, 0.0, ())
+    with naming("start"):
+        states = plan.init(weights, settings.seed)
+    for leftover in (folder.trace, folder.weights, folder.checkpoints):
+        shutil.rmtree(leftover, ignore_errors=True)
+    at = RunWriter.create(folder, plan, states, settings.recording)
+    return _continue(folder, experiment, states, at, 0, stop_asked, progress, ())
+
+
+def _continue(
+    folder: RunFolder,
+    experiment: Experiment,
+    states: Any,
+    at: Checkpoint,
+    written: int,
+    stop_asked: Callable[[], bool],
+    progress: bool | None,
+    notes: tuple[str, ...],
+) -> Outcome:
+    plan = experiment.plan
+    writer = RunWriter(folder, plan, states, experiment.settings.recording, at, written=written)
+    last = Record(at.step, states, None)
+    interrupted = stop_asked()
+    if not interrupted:
+        with closing(plan.run(states, start=at.step, progress=progress)) as records:  # type: ignore[type-var]
+            for last in records:
+                writer.add(last)
+                if stop_asked() and last.step < plan.num_steps:
+                    interrupted = True
+                    break
+    if last.step > at.step:
+        writer.checkpoint(last)
+    stopped = sum(not Status(int(status)).healthy for status in np.asarray(last.states.status))
+    how = "interrupted" if interrupted else "ended"
+    folder.log(f"{how} at step {last.step} of {plan.num_steps} after {writer.seconds:.1f} s of sampling")
+    return Outcome(folder.path, last.step, plan.num_steps, interrupted, stopped, writer.seconds, notes)
+
+
+def _read_settings(folder: RunFolder, overrides: Sequence[str] = ()) -> Settings:
+    try:
+        return config.read(folder.config, overrides)
+    except ConfigError as error:
+        raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
+
+
+def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
+    before = _read_settings(folder)
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                [f"--set {override}: a run that is continued keeps its {key}; only {', '.join(CHANGEABLE)} may change"]
+            )
+    settings = config.parse(config.to_toml(before), overrides)
+    steps = Checkpoints(folder.checkpoints).steps()
+    if steps and settings.num_steps < steps[-1]:
+        raise ConfigError(
+            [f"num_steps = {settings.num_steps} is below the {steps[-1]} steps already done; give a larger number"]
+        )
+    return settings
+
+
+def _check_unchanged(folder: RunFolder, experiment: Experiment) -> None:
+    """Refuse to continue with other settings or other data than the run began with."""
+    if not folder.provenance.exists() and not folder.committed.exists():
+        return
+    noted = read_json(folder.provenance)
+    if noted.get("settings_sha256") != provenance.settings_hash(experiment.settings):
+        raise RunFolderError(
+            f"{folder.config} was changed since the run began; put it back, or sample with it into a new folder "
+            f"(only {', '.join(CHANGEABLE)} may change)"
+        )
+    if noted.get("data_sha256") != provenance.data_hash(experiment.plan):
+        raise RunFolderError(f"the data are not those that {folder.path} began with; put the files back as they were")
+
+
+def _check_stores(
+    folder: RunFolder, experiment: Experiment, shapes: Any, at: Checkpoint, committed: tuple[int, int]
+) -> None:
+    """Refuse stores that do not fit the configuration or each other, before anything is written."""
+    plan, recording = experiment.plan, experiment.settings.recording
+    records, kept = committed
+    checked_arrays(open_group(folder.trace, "r"), folder.trace, plan.empty_trace(shapes), records)
+    every = recording.keep_weights_every
+    if every:
+        schema = samples_schema(plan, shapes, recording)
+        checked_arrays(open_group(folder.weights, "r"), folder.weights, schema, kept)
+    wrong_count = kept != (records // every if every else 0)
+    if wrong_count or at.records * plan.record_every != at.step or at.records > records or at.kept > kept:
+        raise RunFolderError(
+            f"{folder.committed} says {records} records and {kept} kept weights, which does not fit the checkpoint at "
+            f"step {at.step}; restore the folder from a copy"
+        )
+
+
+def _note_resumption(folder: RunFolder, step: int, command: Sequence[str] | None) -> None:
+    noted = read_json(folder.provenance)
+    resumptions = noted.get("resumed")
+    entry = provenance.session(command or sys.argv) | {"from_step": step}
+    noted["resumed"] = [*(resumptions if isinstance(resumptions, list) else []), entry]
+    write_atomically(folder.provenance, json.dumps(noted, indent=2))
+    folder.log(f"resumed from the checkpoint at step {step}")
+
+
+@contextmanager
+def _logged_warnings(folder: RunFolder) -> Iterator[None]:
+    """Write warnings to the log as well as to where they usually go."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_and_log(message: Any, *details: Any, **more: Any) -> None:
+            folder.log(f"warning: {message}")
+            show(message, *details, **more)
+
+        warnings.showwarning = show_and_log
+        yield
