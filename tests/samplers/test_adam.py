@@ -64,6 +64,7 @@ def test_best_weights_are_those_of_the_best_validation_and_the_later_rise_is_see
         sampler, weights, num_steps=600, record_every=10, num_chains=3, keep_weights_every=1, key=0
     )  # fmt: skip
     trace, num = result.trace, 60
+    assert result.samples is not None
     # Every record's weights, validated here, independently of the kernel.
     kept = np.stack([validation_losses(potential, validation, result.samples[:, :, draw]) for draw in range(num)])
     np.testing.assert_allclose(trace["validation_loss"].values[0, :, 1:].T, kept[:-1], rtol=1e-5)
@@ -104,9 +105,8 @@ def test_the_last_weights_count_although_the_run_ends_before_they_are_validated(
 
 def test_the_validation_set_is_an_argument_of_compiled_functions_and_does_not_touch_training(overfitting):
     potential, train, validation, weights = overfitting
-    arguments = {"batch_size": 20, "learning_rate": 1e-2}
-    plain = pl.adam(potential, train, **arguments)
-    with_validation = pl.adam(potential, train, validation=validation, **arguments)
+    plain = pl.adam(potential, train, batch_size=20, learning_rate=1e-2)
+    with_validation = pl.adam(potential, train, batch_size=20, learning_rate=1e-2, validation=validation)
     kernel = with_validation.kernel
     assert isinstance(kernel, AdamKernel)
     state = kernel.init(jax.random.key(0), weights, jnp.float32(0), with_validation.dataset)
@@ -140,9 +140,10 @@ def test_validation_sets_that_do_not_fit_are_refused(overfitting, small_task):
     potential, train, _, weights = overfitting
     with pytest.raises(ValueError, match="validation holds examples of shapes"):
         pl.adam(potential, train, batch_size=20, validation=pl.Dataset(np.ones((5, 3)), np.ones(5)))
-    for arguments in ({"patience": 3}, {"validate_every": 3}):
-        with pytest.raises(ValueError, match="needs a validation set"):
-            pl.adam(potential, train, batch_size=20, **arguments)
+    with pytest.raises(ValueError, match="patience = 3 needs a validation set"):
+        pl.adam(potential, train, batch_size=20, patience=3)
+    with pytest.raises(ValueError, match="validate_every = 3 needs a validation set"):
+        pl.adam(potential, train, batch_size=20, validate_every=3)
     bad_labels = pl.Dataset(np.ones((5, 20), np.int8), np.full(5, 9))
     sampler = pl.adam(small_task.potential, small_task.train, validation=bad_labels)
     with pytest.raises(ValueError, match="validation: targets holds the label 9"):
