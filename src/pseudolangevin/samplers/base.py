@@ -116,18 +116,12 @@ def key_for(key: Key, stream: Stream, step: Array | int) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, stream), step)
 
 
-UNROLL = 1
-"""Steps per iteration of the compiled loop."""
-
-
 def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> State:
     """A segment: `num_steps` steps of one chain, then the check that it is finite.
 
     A chain that is not is put back to where the segment began, and never moves again.
     """
-    moved = lax.scan(
-        lambda s, _: (kernel.step(s, dataset), None), state, length=num_steps, unroll=min(UNROLL, num_steps)
-    )[0]
+    moved = lax.scan(lambda s, _: (kernel.step(s, dataset), None), state, length=num_steps)[0]
     finite = trees.all_finite(moved)
     running = state.status == Status.RUNNING
     stopped = state._replace(status=jnp.where(running & ~finite, Status.NON_FINITE, state.status))
