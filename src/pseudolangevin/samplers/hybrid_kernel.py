@@ -55,6 +55,21 @@ class HybridState(NamedTuple):
     """⟨p²/M⟩ at the end of the last move: of the trajectory's end if accepted, of its start if not."""
 
 
+class Proposal(NamedTuple):
+    """A trajectory and what it costs."""
+
+    weights: Weights
+    """Where it ends."""
+    momentum: Weights
+    end_momentum: Weights
+    energy: Sum
+    energy_error: Array
+    """ΔH/T."""
+    start_temperature: Array
+    end_temperature: Array
+    """⟨p²/M⟩ at both ends."""
+
+
 def trajectory(
     weights: Weights,
     momentum: Weights,
@@ -106,8 +121,26 @@ class HybridKernel(Kernel):
         )
 
     def step(self, state: HybridState, dataset: Dataset) -> HybridState:
-        """One move."""
-        momentum_key, batch_key, metropolis_key = jax.random.split(key_for(state.key, Stream.STEP, state.step), 3)
+        """One move: a proposal, and the decision on it."""
+        propose_key, metropolis_key = jax.random.split(key_for(state.key, Stream.STEP, state.step))
+        proposal = self.propose(propose_key, state, dataset)
+        error = proposal.energy_error
+        # A trajectory that blew up is one more rejection: NaN and infinity never reach the state.
+        usable = jnp.isfinite(error) & trees.all_finite(proposal.weights)
+        error = jnp.where(usable, error, jnp.finfo(error.dtype).max)
+        accepted = usable & (error <= jax.random.exponential(metropolis_key, dtype=error.dtype))
+        moved = state._replace(
+            weights=trees.select(accepted, proposal.weights, state.weights),
+            energy=trees.select(accepted, proposal.energy, state.energy),
+            energy_error=error,
+            num_accepted=jnp.where(state.step == self.warmup_moves, 0, state.num_accepted) + accepted,
+            kinetic_temperature=jnp.where(accepted, proposal.end_temperature, proposal.start_temperature),
+        )
+        return self._adapted(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
+
+    def propose(self, key: Key, state: HybridState, dataset: Dataset) -> Proposal:
+        """Fresh momenta and the trajectory from them."""
+        momentum_key, batch_key = jax.random.split(key)
         temperature, mass = state.temperature, state.masses
         momentum = integrator.maxwell_boltzmann(trees.normal_like(momentum_key, state.weights), mass, temperature)
         gradient_at = self.oracle(batch_key, dataset)
@@ -118,21 +151,16 @@ class HybridKernel(Kernel):
         before = twice_reduced_kinetic_energy(momentum, mass, temperature)
         after = twice_reduced_kinetic_energy(end_momentum, mass, temperature)
         error = compensated.difference(energy, state.energy) / temperature + compensated.difference(after, before) / 2
-        error = error.astype(temperature.dtype)
-
-        # A trajectory that blew up is one more rejection: NaN and infinity never reach the state.
-        usable = jnp.isfinite(error) & trees.all_finite(weights)
-        error = jnp.where(usable, error, jnp.finfo(error.dtype).max)
-        accepted = usable & (error <= jax.random.exponential(metropolis_key, dtype=error.dtype))
-        kinetic = trees.select(accepted, after, before)
-        moved = state._replace(
-            weights=trees.select(accepted, weights, state.weights),
-            energy=trees.select(accepted, energy, state.energy),
-            energy_error=error,
-            kinetic_temperature=(kinetic.high * temperature / trees.num_weights(weights)).astype(temperature.dtype),
-            num_accepted=jnp.where(state.step == self.warmup_moves, 0, state.num_accepted) + accepted,
+        unit = temperature / trees.num_weights(weights)
+        return Proposal(
+            weights=weights,
+            momentum=momentum,
+            end_momentum=end_momentum,
+            energy=energy,
+            energy_error=error.astype(temperature.dtype),
+            start_temperature=(before.high * unit).astype(temperature.dtype),
+            end_temperature=(after.high * unit).astype(temperature.dtype),
         )
-        return self._adapted(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
 
     def measure(self, state: HybridState, exact_gradient: Weights) -> Measurements:
         """Acceptance, energy error, time step, kinetic temperature."""
