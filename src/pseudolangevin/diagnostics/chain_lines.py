@@ -19,6 +19,8 @@ ROUNDING = 1e-3
 """A relative excess of a ratio over its limit that is rounding, not a fault."""
 STEADY = 1.0
 """A drift smaller than this many standard deviations of the thermal fluctuations is of no consequence."""
+HEAT_CAPACITY = 4.0
+"""No system is expected to have a larger heat capacity than this many times that of N oscillators, N/2."""
 MIN_ACCEPTANCE = 0.2
 """A Metropolis sampler that accepts less than this moves too rarely for its averages to be trusted."""
 
@@ -168,9 +170,12 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
     """Change of U in units of N·T/2 and relative change of |w|², from the first third of the draws to the last."""
     for variable, title in [("potential", "U"), ("squared_norm", "|w|²")]:
         values = chain.values(variable)
-        unit = abs(float(values.mean()))
+        unit, known_error = abs(float(values.mean())), None
         if variable == "potential" and chain.temperature is not None:
             unit = 0.5 * chain.num_weights * chain.temperature
+            # At equilibrium the variance of U is T² times the heat capacity, N/2 for independent oscillators. A change
+            # far beyond the difference of two such values is relaxation, however few and smooth the draws.
+            known_error = math.sqrt(2 * HEAT_CAPACITY * 2 / chain.num_weights)
         moved = drift(values / unit if unit > 0 else values)
         # In a small system thermal fluctuations are larger than the tolerance, and a drift within them does not matter.
         tolerance = max(tolerances.temperature, STEADY * moved.fluctuation)
@@ -184,5 +189,6 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
             tolerances.temperature if math.isnan(tolerance) else tolerance,
             effective_samples=moved.effective_samples,
             num_draws=len(values),
+            known_error=known_error,
             remedy="the chain still drifts: run it longer, or discard more with burn_in",
         )
