@@ -150,7 +150,7 @@ def test_a_chain_that_has_not_equilibrated_fails():
 
 
 def test_a_relaxation_on_top_of_fast_fluctuations_fails(correct_run):
-    """The same for a chain whose fast part is at equilibrium while a slow part comes down: enough samples to measure it."""
+    """A fast part at equilibrium while a slow part comes down: here there are samples enough to measure it."""
     trace = correct_run.trace.copy(deep=True)
     slow = np.exp(-trace["draw"].values / 400)
     trace["potential"][:] += slow * toy.NUM_WEIGHTS * toy.TEMPERATURE
