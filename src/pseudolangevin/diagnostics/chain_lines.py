@@ -140,14 +140,20 @@ def _temperature_ratios(chain: Chain, tolerances: Tolerances) -> Iterator[Measur
     largest = float(np.max(chain.values("max_temperature_ratio")))
     yield _limit_line(chain, "temperature ratio, largest", largest, allowed, remedy, "")
     peak = float(np.max(chain.values("peak_temperature_ratio")))
-    share = float(np.max(chain.values("raised_share")))
-    heat = share * peak / limit
-    if peak > limit and 0 < heat <= tolerances.temperature:
-        comment = f"above 1/(1+c1²) = {limit:.3g} but in few weights: they heat the whole by at most {heat:.2%}"
-        yield _limit_line(chain, "temperature ratio, peak", peak, peak, "", comment)
-    else:
-        remedy = f"between refreshes 𝒯_i passed 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
-        yield _limit_line(chain, "temperature ratio, peak", peak, limit, remedy, "")
+    comment = ""
+    if peak > limit and _is_at_temperature(chain, tolerances):
+        # One unit that wakes up between refreshes is enough for a high peak; what counts is the heat it brings.
+        comment = f"single weights passed 1/(1+c1²) = {limit:.3g} between refreshes; the kinetic temperature is unmoved"
+        limit = peak
+    remedy = f"between refreshes 𝒯_i passed 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
+    yield _limit_line(chain, "temperature ratio, peak", peak, limit, remedy, comment)
+
+
+def _is_at_temperature(chain: Chain, tolerances: Tolerances) -> bool:
+    """Whether the kinetic temperature is within the tolerance with confidence."""
+    assert chain.temperature is not None
+    kinetic = average(chain.values("kinetic_temperature") / chain.temperature)
+    return abs(kinetic.mean - 1) + 2 * kinetic.standard_error <= tolerances.temperature
 
 
 def _limit_line(chain: Chain, name: str, value: float, limit: float, remedy: str, comment: str) -> Measurement:
@@ -190,5 +196,6 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
             effective_samples=moved.effective_samples,
             num_draws=len(values),
             known_error=known_error,
+            settles=True,
             remedy="the chain still drifts: run it longer, or discard more with burn_in",
         )

@@ -89,6 +89,8 @@ class Measurement:
     """An upper bound on `value` at the pass confidence, where it is not just a multiple of the standard error."""
     known_error: float | None = None
     """A standard error known beforehand: lets a line fail where the samples are too few to estimate one."""
+    settles: bool = False
+    """Whether the deviation itself is expected to shrink in a longer run."""
     remedy: str = ""
     """Said when it fails."""
     comment: str = ""
@@ -165,6 +167,8 @@ def _verdict(measurement: Measurement, num_lines: int) -> tuple[Verdict, float]:
     quantile = pass_quantile if deviation <= tolerance else fail_quantile
     distance = abs(tolerance - deviation)
     needed = (quantile * error / distance) ** 2 if distance > 0 else math.inf
+    if measurement.settles:
+        needed = min(needed, 2.0)
     return Verdict.UNDECIDED, max(needed, MIN_EFFECTIVE_SAMPLES / samples, 1.1)
 
 
