@@ -1,6 +1,6 @@
 """A potential on which everything is known: U = |w − x̄|²/2 with independent, Gaussian, constant gradient noise."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ SPACING = 1 + 2 * np.sqrt(2 / NUM_WEIGHTS)
 """The ratio of temperatures whose mean energies lie two standard deviations apart."""
 RECORD_EVERY = 12
 """About the relaxation time of the energy in steps."""
+NUM_STEPS = 12_000
 
 
 def dataset() -> pl.Dataset:
@@ -37,17 +38,19 @@ def weights(scale: float = 0.0):
     return {"small": jnp.full(80, scale), "large": jnp.full(NUM_WEIGHTS - 80, scale)}
 
 
-def sampler(**settings) -> pl.samplers.base.Sampler:  # type: ignore[name-defined]
+def sampler(**settings) -> pl.Sampler:
     """Pseudo-Langevin with a friction that lets the energy relax within a dozen steps."""
-    settings = {"momentum_retention": 0.9, "refresh_every": 6_000, "batch_size": BATCH_SIZE} | settings
+    settings = {"momentum_retention": 0.9, "refresh_every": 5_760, "batch_size": BATCH_SIZE} | settings
     return pl.pseudo_langevin(pl.Potential(per_example_loss), dataset(), **settings)
 
 
-def with_kernel(sampler, kernel: LangevinKernel):
-    return replace(sampler, kernel=kernel)
+def with_kernel(sampler, kind: type[LangevinKernel]) -> pl.Sampler:
+    """The sampler with a kernel of another class, made with the same numbers."""
+    kernel = sampler.kernel
+    return replace(sampler, kernel=kind(**{field.name: getattr(kernel, field.name) for field in fields(kernel)}))
 
 
-def run(sampler, *, num_steps=12_000, num_chains=2, key=0, start=None, temperatures=(TEMPERATURE,)) -> Result:
+def run(sampler, *, num_steps=NUM_STEPS, num_chains=2, key=0, start=None, temperatures=(TEMPERATURE,)) -> Result:
     return pl.sample(
         sampler,
         weights() if start is None else start,

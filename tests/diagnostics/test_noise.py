@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from diagnostics import gaussian_toy as toy
 from scipy import stats
 
 import pseudolangevin as pl
@@ -10,6 +9,8 @@ from pseudolangevin import trees
 from pseudolangevin.diagnostics import noise
 from pseudolangevin.diagnostics.collective import collective_noise
 from pseudolangevin.diagnostics.noise_study import consecutive_noise, noise_study
+
+from . import gaussian_toy as toy
 
 DRAWS = 250
 
@@ -146,7 +147,7 @@ def test_consecutive_noise_is_what_the_steps_use(short_run):
 
 def test_noise_study_returns_arrays_to_plot():
     study = noise_study(
-        toy.sampler(refresh_every=40),
+        toy.sampler(refresh_every=50, warmup_refreshes=0),
         toy.weights(),
         temperature=toy.TEMPERATURE,
         num_steps=100,
@@ -157,7 +158,7 @@ def test_noise_study_returns_arrays_to_plot():
         num_correlated=100,
     )
     assert study.steps.tolist() == [50, 100]
-    assert study.last_refresh.tolist() == [40, 40]
+    assert study.last_refresh.tolist() == [0, 50]
     assert study.noise_density.shape == (2, len(study.noise_edges) - 1)
     assert study.correlation_density.shape == (2, 3, len(study.correlation_edges) - 1)
     np.testing.assert_allclose(study.correlation_std, 1 / np.sqrt(DRAWS), rtol=0.08)

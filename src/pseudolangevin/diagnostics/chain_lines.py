@@ -19,6 +19,8 @@ ROUNDING = 1e-3
 """A relative excess of a ratio over its limit that is rounding, not a fault."""
 STEADY = 1.0
 """A drift smaller than this many standard deviations of the thermal fluctuations is of no consequence."""
+HEAT_CAPACITY = 4.0
+"""No system is expected to have a larger heat capacity than this many times that of N oscillators, N/2."""
 MIN_ACCEPTANCE = 0.2
 """A Metropolis sampler that accepts less than this moves too rarely for its averages to be trusted."""
 
@@ -138,14 +140,20 @@ def _temperature_ratios(chain: Chain, tolerances: Tolerances) -> Iterator[Measur
     largest = float(np.max(chain.values("max_temperature_ratio")))
     yield _limit_line(chain, "temperature ratio, largest", largest, allowed, remedy, "")
     peak = float(np.max(chain.values("peak_temperature_ratio")))
-    share = float(np.max(chain.values("raised_share")))
-    heat = share * peak / limit
-    if peak > limit and 0 < heat <= tolerances.temperature:
-        comment = f"above 1/(1+c1²) = {limit:.3g} but in few weights: they heat the whole by at most {heat:.2%}"
-        yield _limit_line(chain, "temperature ratio, peak", peak, peak, "", comment)
-    else:
-        remedy = f"between refreshes 𝒯_i passed 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
-        yield _limit_line(chain, "temperature ratio, peak", peak, limit, remedy, "")
+    comment = ""
+    if peak > limit and _is_at_temperature(chain, tolerances):
+        # One unit that wakes up between refreshes is enough for a high peak; what counts is the heat it brings.
+        comment = f"single weights passed 1/(1+c1²) = {limit:.3g} between refreshes; the kinetic temperature is unmoved"
+        limit = peak
+    remedy = f"between refreshes 𝒯_i passed 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
+    yield _limit_line(chain, "temperature ratio, peak", peak, limit, remedy, comment)
+
+
+def _is_at_temperature(chain: Chain, tolerances: Tolerances) -> bool:
+    """Whether the kinetic temperature is within the tolerance with confidence."""
+    assert chain.temperature is not None
+    kinetic = average(chain.values("kinetic_temperature") / chain.temperature)
+    return abs(kinetic.mean - 1) + 2 * kinetic.standard_error <= tolerances.temperature
 
 
 def _limit_line(chain: Chain, name: str, value: float, limit: float, remedy: str, comment: str) -> Measurement:
@@ -168,9 +176,12 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
     """Change of U in units of N·T/2 and relative change of |w|², from the first third of the draws to the last."""
     for variable, title in [("potential", "U"), ("squared_norm", "|w|²")]:
         values = chain.values(variable)
-        unit = abs(float(values.mean()))
+        unit, known_error = abs(float(values.mean())), None
         if variable == "potential" and chain.temperature is not None:
             unit = 0.5 * chain.num_weights * chain.temperature
+            # At equilibrium the variance of U is T² times the heat capacity, N/2 for independent oscillators. A change
+            # far beyond the difference of two such values is relaxation, however few and smooth the draws.
+            known_error = math.sqrt(2 * HEAT_CAPACITY * 2 / chain.num_weights)
         moved = drift(values / unit if unit > 0 else values)
         # In a small system thermal fluctuations are larger than the tolerance, and a drift within them does not matter.
         tolerance = max(tolerances.temperature, STEADY * moved.fluctuation)
@@ -184,5 +195,7 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
             tolerances.temperature if math.isnan(tolerance) else tolerance,
             effective_samples=moved.effective_samples,
             num_draws=len(values),
+            known_error=known_error,
+            settles=True,
             remedy="the chain still drifts: run it longer, or discard more with burn_in",
         )

@@ -31,6 +31,11 @@ def noise_lines(
     # Components share their mini-batches, so as many tests count as there are independent components; the variance is
     # that of the expected fraction, or of the measured one if that is larger.
     variance = max(GAUSSIAN_FRACTION * (1 - GAUSSIAN_FRACTION), fraction * (1 - fraction))
+    # Where the weights move far between refreshes, every 𝒱_i is somewhat stale and most tests notice. What it does is
+    # to put the energy (1 + c1²)·𝒯_i·|⟨R_i²⟩ − 1| into the wrong components; within the tolerance, it does not matter.
+    misplaced = (1 + momentum_retention**2) * float(np.mean(ratios * np.abs(np.mean(noise**2, axis=0) - 1)))
+    harmless = misplaced <= tolerances.temperature
+    stale = f"a stale 𝒱 misplaces {misplaced:.2%} of the energy"
     yield Measurement(
         "noise, KS fraction",
         temperature,
@@ -38,10 +43,10 @@ def noise_lines(
         fraction,
         math.sqrt(variance / (len(sets) * collective.independent_components)),
         GAUSSIAN_FRACTION,
-        tolerances.ks_fraction,
+        GAUSSIAN_FRACTION if harmless else tolerances.ks_fraction,
         "below",
         remedy="noise is not N(0, 𝒱): 𝒱 is stale (lower refresh_every) or batches are small (raise batch_size)",
-        comment=silent,
+        comment="; ".join(filter(None, [stale, silent])),
     )
     heat = (1 + momentum_retention**2) * np.mean(ratios * (noise**2 - 1), axis=1)
     yield Measurement(

@@ -33,7 +33,7 @@ class NoiseStudy:
     steps: np.ndarray
     """Steps at which the run was stopped to measure, (time,)."""
     last_refresh: np.ndarray
-    """The step of the last measurement of 𝒱 before each of them, as far as stops can tell, (time,)."""
+    """The step at which the 𝒱 in force was measured, (time,)."""
     ks_fraction: Floats
     """Share of components with KS p > 0.05, (time,)."""
     noise_edges: Floats
@@ -108,11 +108,10 @@ def noise_study(
         series = consecutive_noise(
             kernel, state, sampler.dataset, num_steps=num_consecutive, num_components=num_correlated, key=measure_key
         )
-        interval = int(state.refresh_multiple) * kernel.control.refresh_every if kernel.control else 0
         measured.append(
             {
                 "steps": record.step,
-                "last_refresh": max(0, int(state.next_refresh) - interval),
+                "last_refresh": int(state.last_refresh),
                 "ks_fraction": ks_fraction(draws.noise),
                 "noise_density": np.histogram(draws.noise, noise_edges, density=True)[0],
                 "correlation_density": [np.histogram(c, correlation_edges, density=True)[0] for c in elements],

@@ -87,6 +87,10 @@ class Measurement:
     """Retained draws behind it; None where it is not an average over the trace."""
     upper: float | None = None
     """An upper bound on `value` at the pass confidence, where it is not just a multiple of the standard error."""
+    known_error: float | None = None
+    """A standard error known beforehand: lets a line fail where the samples are too few to estimate one."""
+    settles: bool = False
+    """Whether the deviation itself is expected to shrink in a longer run."""
     remedy: str = ""
     """Said when it fails."""
     comment: str = ""
@@ -146,10 +150,15 @@ def _verdict(measurement: Measurement, num_lines: int) -> tuple[Verdict, float]:
         minimum = MIN_EFFECTIVE_SAMPLES / max(measurement.num_draws or 1, 1)
         return Verdict.UNDECIDED, max(2.0, minimum)
     sides = 2 if measurement.side == "both" else 1
-    fail_quantile = _quantile(FALSE_ALARM / (sides * num_lines), samples)
+    false_alarm = FALSE_ALARM / (sides * num_lines)
+    fail_quantile = _quantile(false_alarm, samples)
     pass_quantile = _quantile(1 - PASS_CONFIDENCE, samples)
     if samples >= MIN_EFFECTIVE_SAMPLES / 4 and deviation - tolerance > fail_quantile * error:
         return Verdict.FAILED, 1.0
+    if samples < MIN_EFFECTIVE_SAMPLES and measurement.known_error is not None:
+        largest = max(measurement.known_error, error)
+        if deviation - tolerance > _quantile(false_alarm, math.inf) * largest:
+            return Verdict.FAILED, 1.0
     reach = pass_quantile * error if measurement.upper is None else measurement.upper - measurement.value
     if samples >= MIN_EFFECTIVE_SAMPLES and deviation + reach <= tolerance:
         return Verdict.PASSED, 1.0
@@ -158,6 +167,8 @@ def _verdict(measurement: Measurement, num_lines: int) -> tuple[Verdict, float]:
     quantile = pass_quantile if deviation <= tolerance else fail_quantile
     distance = abs(tolerance - deviation)
     needed = (quantile * error / distance) ** 2 if distance > 0 else math.inf
+    if measurement.settles:
+        needed = min(needed, 2.0)
     return Verdict.UNDECIDED, max(needed, MIN_EFFECTIVE_SAMPLES / samples, 1.1)
 
 
