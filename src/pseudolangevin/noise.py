@@ -79,9 +79,10 @@ def from_minibatches(
         new = variance_of(moments)
         return moments, new, agree(old, new, tolerance)
 
-    moments = block(_Moments(jnp.zeros((), jnp.int32), trees.zeros_like(weights), trees.zeros_like(weights)))
+    # The zero that stands for the estimate before the first block agrees with it only where there is no noise at all.
+    nothing = _Moments(jnp.zeros((), jnp.int32), trees.zeros_like(weights), trees.zeros_like(weights))
     moments, variance, converged = lax.while_loop(
-        unfinished, one_more_block, (moments, variance_of(moments), jnp.asarray(False))
+        unfinished, one_more_block, (nothing, trees.zeros_like(weights), jnp.asarray(False))
     )
     return VarianceEstimate(variance, moments.num, converged)
 
