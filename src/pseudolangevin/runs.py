@@ -139,8 +139,8 @@ def _begin(
     progress: bool | None,
 ) -> Outcome:
     settings, plan = experiment.settings, experiment.plan
-    write_atomically(folder.provenance, json.dumps(provenance.describe(experiment, command or sys.argv), indent=2))
     write_atomically(folder.config, config.to_toml(settings))
+    write_atomically(folder.provenance, json.dumps(provenance.describe(experiment, command or sys.argv), indent=2))
     folder.log(f"started: {plan.layout.size} chains of {plan.num_steps} steps, {plan.sampler!r}")
     try:
         weights = experiment.starting_weights(stop_asked)
