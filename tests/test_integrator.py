@@ -42,7 +42,7 @@ def test_one_step_equals_the_formula_in_float64(c1, time_step):
 def test_without_variance_it_is_bussi_parrinello():
     """Two half kicks and two half thermostats around each drift, written out with momenta at full steps."""
     p = problem(1)
-    c1, T, dt = 0.9, 0.5, 0.4
+    c1, T, dt = 0.9, jnp.asarray(0.5), 0.4
     rng = np.random.default_rng(2)
     first, third, fourth = rng.normal(size=(3, 7))
     c2 = np.sqrt((1 - c1**2) * p["m"] * T)

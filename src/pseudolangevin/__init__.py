@@ -1,8 +1,9 @@
 """Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches."""
 
-from . import models, tasks
+from . import diagnostics, models, tasks
 from .chains import Result, sample
 from .data import Dataset
+from .diagnostics import Certificate, certificate
 from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .runs import load
@@ -13,6 +14,7 @@ from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseud
 from .types import Status
 
 __all__ = [
+    "Certificate",
     "ChainStoppedWarning",
     "Dataset",
     "DeadClassWarning",
@@ -22,7 +24,9 @@ __all__ = [
     "Status",
     "adam",
     "best_weights",
+    "certificate",
     "classification",
+    "diagnostics",
     "full_batch_langevin",
     "hybrid_monte_carlo",
     "load",

@@ -1,1 +1,1 @@
-"""Bridges to other libraries, each optional; import the one you need."""
+"""Bridges to other tools; nothing in the core imports them."""

@@ -1,0 +1,83 @@
+"""A certificate as a table, for the terminal and as plain text."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from .verdicts import Line, Verdict
+
+if TYPE_CHECKING:
+    from .certificate import Certificate
+
+STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.UNDECIDED: "yellow"}
+
+
+def to_rich(certificate: Certificate, *, only_open: bool = False) -> Group:
+    """The certificate for a rich console.
+
+    Args:
+        certificate: what to show.
+        only_open: leave out the lines that passed.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("T", "chain", "line"):
+        table.add_column(title, no_wrap=title != "line")
+    table.add_column("value ± error", justify="right", no_wrap=True)
+    table.add_column("expected ± tolerance", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("")
+    for line in certificate.lines:
+        if only_open and line.verdict is Verdict.PASSED:
+            continue
+        table.add_row(
+            "" if line.temperature is None else f"{line.temperature:g}",
+            "all" if line.chain is None else str(line.chain),
+            line.name,
+            _with_error(line.value, line.uncertainty),
+            _with_error(line.expected, line.tolerance),
+            Text(line.verdict, STYLES[line.verdict]),
+            line.message,
+        )
+    notes = [Text(f"note: {note}", "dim") for note in certificate.notes]
+    return Group(*([table] if table.row_count else []), *notes, Text(summary(certificate), STYLES[certificate.verdict]))
+
+
+def to_text(certificate: Certificate, *, width: int = 160) -> str:
+    """The same as plain text."""
+    stream = StringIO()
+    Console(file=stream, width=width, color_system=None).print(to_rich(certificate))
+    return "\n".join(row.rstrip() for row in stream.getvalue().splitlines())
+
+
+def summary(certificate: Certificate) -> str:
+    """One sentence: the verdict, and what it hangs on."""
+    counts = {verdict: [line for line in certificate.lines if line.verdict is verdict] for verdict in Verdict}
+    head = f"certificate {certificate.verdict}: {len(counts[Verdict.PASSED])} of {len(certificate.lines)} lines passed"
+    parts = [head]
+    for verdict in (Verdict.FAILED, Verdict.UNDECIDED):
+        if counts[verdict]:
+            parts.append(f"{verdict}: {_names(counts[verdict])}")
+    return "; ".join(parts)
+
+
+def _names(lines: list[Line]) -> str:
+    """The names of lines, each once, with how often."""
+    names = [line.name for line in lines]
+    return ", ".join(
+        f"{name} (×{names.count(name)})" if names.count(name) > 1 else name for name in dict.fromkeys(names)
+    )
+
+
+def _with_error(value: float, error: float) -> str:
+    if math.isnan(value):
+        return "–"
+    if not error > 0:
+        return f"{value:.4g}"
+    digits = min(max(1 - math.floor(math.log10(error)), 0), 8)
+    return f"{value:.{digits}f} ± {error:.{digits}f}"

@@ -1,0 +1,173 @@
+"""How a number with an error becomes a verdict: passed, failed or undecided.
+
+Every line of a certificate asks whether a bias is within a tolerance. With the measured deviation d from what is
+expected, its standard error s and the tolerance τ,
+
+    failed      d − τ > q_fail·s          the bias is larger than the tolerance, beyond doubt
+    passed      d + q_pass·s ≤ τ          the bias is smaller than the tolerance, with 95 % confidence
+    undecided   otherwise                 more samples are needed, and the line says how many
+
+A certificate fails when *any* line fails, so q_fail shares out one false alarm in a hundred over all lines
+(Bonferroni). It passes only when *all* lines pass, so q_pass needs no such correction (an intersection–union test).
+Both are quantiles of Student's distribution with as many degrees of freedom as effective samples, so few samples have
+to say it louder.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from scipy import stats
+
+Side: TypeAlias = Literal["both", "above", "below"]
+"""Which deviations are bad: any, only values above the expected one, or only those below."""
+
+FALSE_ALARM = 0.01
+"""Chance that a run without bias beyond the tolerances fails."""
+PASS_CONFIDENCE = 0.95
+"""Confidence with which every passed line is within its tolerance."""
+MIN_EFFECTIVE_SAMPLES = 20
+"""Below this the autocorrelation time itself is a guess, so nothing passes; and below a quarter of it nothing fails."""
+LARGEST_FACTOR = 100
+"""How much longer a run may be asked for; beyond that the deviation is as good as equal to the tolerance."""
+
+
+class Verdict(StrEnum):
+    """What is known about a line, or about a whole certificate."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a certificate."""
+
+    name: str
+    temperature: float | None
+    """T, or None where the sampler has none."""
+    chain: int | None
+    """The chain, or None where the line is about all chains at the temperature."""
+    value: float
+    uncertainty: float
+    """Standard error of `value`; 0 where it is exact, NaN where it is unknown."""
+    expected: float
+    """The right value, or the limit."""
+    tolerance: float
+    """How far `value` may be from `expected`."""
+    verdict: Verdict
+    message: str
+    required: bool = True
+    """False: the verdict does not count for the whole, because the check could not be made."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the line holds."""
+        return self.verdict is Verdict.PASSED
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A number waiting for its verdict."""
+
+    name: str
+    temperature: float | None
+    chain: int | None
+    value: float
+    standard_error: float
+    expected: float
+    tolerance: float
+    side: Side = "both"
+    effective_samples: float = math.inf
+    num_draws: int | None = None
+    """Retained draws behind it; None where it is not an average over the trace."""
+    upper: float | None = None
+    """An upper bound on `value` at the pass confidence, where it is not just a multiple of the standard error."""
+    remedy: str = ""
+    """Said when it fails."""
+    comment: str = ""
+    """Said in any case."""
+
+    @property
+    def deviation(self) -> float:
+        """How far off, counted in the bad direction."""
+        difference = self.value - self.expected
+        return {"both": abs(difference), "above": difference, "below": -difference}[self.side]
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """What turns a factor in samples into records and steps."""
+
+    num_records: int
+    steps_per_record: int
+
+    def more(self, factor: float) -> str:
+        """How many more records a run needs to have `factor` times the samples."""
+        if not factor <= LARGEST_FACTOR:
+            return f"a run more than {LARGEST_FACTOR} times as long is needed"
+        records = max(1, math.ceil((factor - 1) * self.num_records))
+        return f"about {records:,} more records ({records * self.steps_per_record:,} steps) are needed"
+
+
+def judge(measurement: Measurement, num_lines: int, length: RunLength) -> Line:
+    """Apply the rule of this file to one of `num_lines` measurements."""
+    verdict, factor = _verdict(measurement, num_lines)
+    words = [measurement.comment] if measurement.comment else []
+    if verdict is Verdict.FAILED and measurement.remedy:
+        words.append(measurement.remedy)
+    if verdict is Verdict.UNDECIDED:
+        if measurement.num_draws is None:
+            words.append(f"about {min(factor, LARGEST_FACTOR):.1f} times as many draws are needed")
+        else:
+            words.append(length.more(factor))
+    return Line(
+        measurement.name,
+        measurement.temperature,
+        measurement.chain,
+        measurement.value,
+        measurement.standard_error,
+        measurement.expected,
+        measurement.tolerance,
+        verdict,
+        "; ".join(words),
+    )
+
+
+def _verdict(measurement: Measurement, num_lines: int) -> tuple[Verdict, float]:
+    """The verdict, and for an undecided one how many times the samples are needed."""
+    deviation, error = measurement.deviation, measurement.standard_error
+    samples, tolerance = measurement.effective_samples, measurement.tolerance
+    if not (math.isfinite(deviation) and math.isfinite(error) and samples > 2):
+        minimum = MIN_EFFECTIVE_SAMPLES / max(measurement.num_draws or 1, 1)
+        return Verdict.UNDECIDED, max(2.0, minimum)
+    sides = 2 if measurement.side == "both" else 1
+    fail_quantile = _quantile(FALSE_ALARM / (sides * num_lines), samples)
+    pass_quantile = _quantile(1 - PASS_CONFIDENCE, samples)
+    if samples >= MIN_EFFECTIVE_SAMPLES / 4 and deviation - tolerance > fail_quantile * error:
+        return Verdict.FAILED, 1.0
+    reach = pass_quantile * error if measurement.upper is None else measurement.upper - measurement.value
+    if samples >= MIN_EFFECTIVE_SAMPLES and deviation + reach <= tolerance:
+        return Verdict.PASSED, 1.0
+    if measurement.upper is not None:
+        return Verdict.UNDECIDED, 2.0
+    quantile = pass_quantile if deviation <= tolerance else fail_quantile
+    distance = abs(tolerance - deviation)
+    needed = (quantile * error / distance) ** 2 if distance > 0 else math.inf
+    return Verdict.UNDECIDED, max(needed, MIN_EFFECTIVE_SAMPLES / samples, 1.1)
+
+
+def _quantile(tail: float, samples: float) -> float:
+    return float(stats.t.isf(tail, samples - 1)) if math.isfinite(samples) else float(stats.norm.isf(tail))
+
+
+def overall(lines: list[Line]) -> Verdict:
+    """Failed if any line failed; passed if all that count passed; undecided otherwise."""
+    verdicts = {line.verdict for line in lines if line.required}
+    if any(line.verdict is Verdict.FAILED for line in lines):
+        return Verdict.FAILED
+    return Verdict.PASSED if verdicts == {Verdict.PASSED} else Verdict.UNDECIDED

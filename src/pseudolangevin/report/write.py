@@ -1,0 +1,87 @@
+"""From a run folder to its page."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..runfiles import (
+    check_run_folder,
+    find_number,
+    find_setting,
+    read_config,
+    read_metrics,
+    read_provenance,
+    read_samples,
+    read_trace,
+)
+from .page import report_html
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write `report.html` into a run folder and return its path. A run that is still going is shown as far as it is.
+
+    Example:
+        >>> write_report("runs/first")  # doctest: +SKIP
+        PosixPath('runs/first/report.html')
+    """
+    path = check_run_folder(run_dir)
+    trace = read_trace(path)
+    if trace is None:
+        raise ValueError(f"run_dir = {str(run_dir)!r} has no readable trace.zarr; nothing was recorded there yet")
+    samples = read_samples(path)
+    config, provenance = read_config(path), read_provenance(path)
+    certificate, error, result = _certificate(path)
+    info = {
+        "name": path.resolve().name,
+        "config": config,
+        "provenance": provenance,
+        "metrics": read_metrics(path),
+        "num_weights": _num_weights(result, provenance, config, samples),
+        "certificate_error": error,
+        "written_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+    page = path / "report.html"
+    _write_whole(page, report_html(trace, info, certificate, samples=samples))
+    return page
+
+
+def _certificate(path: Path) -> tuple[Any, str, Any]:
+    """(certificate, why there is none, result): a page is worth having even where the run cannot be certified."""
+    result = None
+    try:
+        package = importlib.import_module("pseudolangevin")
+        result = package.load(path)
+        return package.certificate(result), "", result
+    except Exception as error:  # whatever goes wrong is said on the page
+        return None, f"The certificate could not be computed: {type(error).__name__}: {error}", result
+
+
+def _num_weights(
+    result: Any, provenance: dict[str, Any], config: dict[str, Any], samples: tuple[np.ndarray, dict[str, Any]] | None
+) -> int | None:
+    """N, from whatever knows it."""
+    if result is not None:
+        return int(result.num_weights)
+    if samples is not None:
+        return sum(int(np.prod(leaf.shape[3:])) for leaf in samples[1].values())
+    recorded = find_number(provenance, "num_weights")
+    if recorded is not None:
+        return int(recorded)
+    sizes = find_setting(config, "sizes")
+    if isinstance(sizes, list) and len(sizes) > 1 and all(isinstance(size, int) for size in sizes):
+        return sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
+    return None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Replace the file in one go, so that a reader never sees half a page."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
