@@ -44,9 +44,9 @@ def committed_records(out: Path) -> int:
         return 0
 
 
-def wait_for_moment(rng: random.Random, pid: int, out: Path) -> None:
-    """Some records after the start, and a little more; or, one time in four, a moment of the start itself."""
-    if rng.random() < 0.25:
+def wait_for_moment(rng: random.Random, number: int, pid: int, out: Path) -> None:
+    """Some records after the start, and a little more; or, for one kill in four, a moment of the start itself."""
+    if number == signal.SIGKILL and rng.random() < 0.25:
         time.sleep(rng.uniform(0, 2))
         return
     target = committed_records(out) + rng.randint(1, 4)
@@ -67,13 +67,16 @@ def main() -> None:
         if pid == 0:
             os._exit(child(config, out))
         if number:
-            wait_for_moment(rng, pid, out)
+            wait_for_moment(rng, number, pid, out)
             os.kill(pid, number)
         began = time.monotonic()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         seconds = time.monotonic() - began
         name = signal.Signals(number).name if number else "none"
-        print(json.dumps({"signal": name, "code": code, "records": committed_records(out), "seconds": seconds}), flush=True)
+        print(
+            json.dumps({"signal": name, "code": code, "records": committed_records(out), "seconds": seconds}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -199,13 +199,15 @@ def test_other_data_are_refused(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     inputs, targets = rng.normal(size=(40, 6)).astype(np.float32), rng.integers(0, 3, 40)
     np.savez(tmp_path / "data.npz", inputs=inputs, targets=targets)
-    settings = Settings(
-        num_steps=20,
-        record_every=10,
-        task={"kind": "files", "file": str(tmp_path / "data.npz")},
-        network={"sizes": [6, 3]},
-        sampler={"name": "adam", "batch_size": 10},
-        start={"kind": "random"},
+    settings = Settings.model_validate(
+        {
+            "num_steps": 20,
+            "record_every": 10,
+            "task": {"kind": "files", "file": str(tmp_path / "data.npz")},
+            "network": {"sizes": [6, 3]},
+            "sampler": {"name": "adam", "batch_size": 10},
+            "start": {"kind": "random"},
+        }
     )
     runs.start(settings, tmp_path / "run", progress=False)
     inputs[7, 3] += 1

@@ -34,7 +34,9 @@ def run_children(config: Path, out: Path, signals: list[signal.Signals], cache: 
 @pytest.mark.slow
 def test_signals_at_random_moments(tmp_path):
     config = tmp_path / "run.toml"
-    config.write_text(SMALL_RUN.replace("num_steps = 400", "num_steps = 1600").replace("checkpoint_every = 3", "checkpoint_every = 2"))
+    config.write_text(
+        SMALL_RUN.replace("num_steps = 400", "num_steps = 1600").replace("checkpoint_every = 3", "checkpoint_every = 2")
+    )
     run_children(config, tmp_path / "whole", [], tmp_path / "cache")
     signals = [signal.SIGINT, signal.SIGTERM, *[signal.SIGKILL] * 20, signal.SIGTERM, signal.SIGINT]
     children = run_children(config, tmp_path / "stopped", signals, tmp_path / "cache")

@@ -135,7 +135,7 @@ class Recording(Section):
     """What is written to the run folder, and how often."""
 
     keep_weights_every: int = Field(
-        default=10, ge=0, description="keep the weights of every so many-th record; 0: never"
+        default=10, ge=0, le=MAX_STEPS, description="keep the weights of every so many-th record; 0: never"
     )
     weights_dtype: Literal["float16", "float32", "float64"] = Field(
         default="float32", description="precision of the kept weights"

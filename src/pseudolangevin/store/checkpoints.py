@@ -6,9 +6,13 @@ is damaged.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,8 @@ import orbax.checkpoint as ocp
 from .folder import RunFolderError, write_atomically
 
 NAME_LENGTH = 10
+ORBAX_OVERHEAD = 200_000
+"""Bytes beside the arrays themselves, generously."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class Checkpoints:
         target = self._target(checkpoint.step)
         self._path.mkdir(exist_ok=True)
         tree = {"states": arrays, "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        _check_room(self._path, sum(array.nbytes for array in arrays.values()))
+        with _quiet_threads(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(target, tree, force=True)
         write_atomically(_digest_file(target), _digest(target))
         for step in self.steps()[: -self._keep]:
@@ -137,6 +144,24 @@ def _from_arrays(arrays: dict[str, np.ndarray], like: Any, prng: str) -> Any:
             )
         leaves.append(value)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _check_room(path: Path, num_bytes: int) -> None:
+    """Fail before Orbax begins where there is no room: once begun, its threads complain each for itself."""
+    needed = int(1.1 * num_bytes) + ORBAX_OVERHEAD
+    if shutil.disk_usage(path).free < needed:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Without the tracebacks of Orbax's own threads: what goes wrong in them is raised in ours as well."""
+    before = threading.excepthook
+    threading.excepthook = lambda _: None
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _leaf_name(path: Any) -> str:
