@@ -49,9 +49,9 @@ class Size:
 TEMPERATURE = {"paper": 1e-6, "smoke": 4e-4}
 SIZES = {
     "paper": (
-        Size(50, 5_000, 3, 400_000, 4_000, 60, 500, 10.0, 10, 60, 55_800),
-        Size(500, 20, 3, 150_000, 2_000, 90, 100, 10.0, 10, 90, 55_800),
-        Size(5_000, 0, 1, 20_000, 500, 90, 10, 10.0, 4, 90, 20_480),
+        Size(50, 5_000, 3, 300_000, 2_000, 25, 500, 20.0, 10, 25, 55_800),
+        Size(500, 5, 3, 150_000, 1_000, 40, 100, 10.0, 10, 35, 55_800),
+        Size(5_000, 0, 1, 20_000, 250, 40, 10, 5.0, 4, 50, 20_480),
     ),
     "smoke": (
         Size(3, 10, 2, 8_000, 100, 40, 50, 5.0, 20, 30, 8_565),
@@ -74,14 +74,15 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     """Compare the samplers at every size."""
     started = time.perf_counter()
     temperature = TEMPERATURE[scale]
-    comparisons = [compare(size, temperature, out) for size in SIZES[scale]]
-    settings = {
-        "temperature": temperature,
-        "sizes": [asdict(size) | c.record for size, c in zip(SIZES[scale], comparisons, strict=True)],
-    }
-    rows = [r for comparison in comparisons for r in rows_of(comparison, temperature, scale)]
-    seconds = time.perf_counter() - started
-    return Reproduction("prediction-vs-size", scale, rows, draw(comparisons), settings, SIZES[scale][0].seed, seconds)
+    comparisons: list[Comparison] = []
+    for size in SIZES[scale]:
+        comparisons.append(compare(size, temperature, out))
+        settings = {"temperature": temperature, "sizes": [c.record for c in comparisons]}
+        rows = [r for comparison in comparisons for r in rows_of(comparison, temperature, scale)]
+        seconds = time.perf_counter() - started
+        reproduction = Reproduction("prediction-vs-size", scale, rows, draw(comparisons), settings, size.seed, seconds)
+        reproduction.write(out)  # the next size may take hours
+    return reproduction
 
 
 def compare(size: Size, temperature: float, out: Path) -> Comparison:
@@ -122,7 +123,7 @@ def compare(size: Size, temperature: float, out: Path) -> Comparison:
         "hybrid_monte_carlo": {n: average(hybrid.trace[n][0].values, burn_in=share) for n in OBSERVABLES},
         "pseudo_langevin": {n: average(langevin.trace[n][0].values, burn_in=0.5) for n in OBSERVABLES},
     }
-    record = {
+    record = asdict(size) | {
         "num_weights": task.num_weights,
         "langevin_steps_done": langevin.num_steps,
         "langevin_seconds_used": langevin.seconds,

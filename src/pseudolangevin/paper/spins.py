@@ -51,13 +51,13 @@ def spin_task(hidden_units: int, *, num_train: int | None = None, data_seed: int
 
 
 def living_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> Weights:
-    """Random weights, leading axes (1, num_starts), whose classes all show a signal after two epochs of Adam.
+    """Random weights, leading axes (1, num_starts), whose classes all show a signal after ten epochs of Adam.
 
     ReLU on the logits leaves some random starts with a class that never learns; these are passed over.
     """
     candidates = [task.network.init(jax.random.key(seed + i)) for i in range(4 * num_starts)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *candidates)
-    num_steps = 2 * task.train.num_examples // 128
+    num_steps = 10 * task.train.num_examples // 128
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadClassWarning)
         result = sample(
@@ -89,14 +89,9 @@ def trained_starts(
 
     With `cache`, an .npz file is read if it is there and written otherwise: training is the longest part.
     """
-    starts = living_starts(task, num_starts, seed=seed)
-    leaves, structure = jax.tree.flatten(starts)
     if cache is not None and cache.exists():
-        with np.load(cache, allow_pickle=False) as stored:
-            found = [stored[name] for name in stored.files]
-        if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves]:
-            raise ValueError(f"{cache} holds starts of another network or number; remove it")
-        return jax.tree.unflatten(structure, found)
+        return _read(cache, task, num_starts)
+    starts = living_starts(task, num_starts, seed=seed)
     num_steps = round(epochs * task.train.num_examples / 128)
     result = sample(
         adam(task.potential, task.train, learning_rate=1e-4, decay_factor=0.8, decay_epochs=1_000),
@@ -113,3 +108,12 @@ def trained_starts(
         cache.parent.mkdir(parents=True, exist_ok=True)
         np.savez(cache, *jax.tree.leaves(trained))
     return trained
+
+
+def _read(cache: Path, task: SpinTask, num_starts: int) -> Weights:
+    shapes, structure = jax.tree.flatten(jax.eval_shape(task.network.init, jax.random.key(0)))
+    with np.load(cache, allow_pickle=False) as stored:
+        found = [stored[name] for name in stored.files]
+    if [leaf.shape for leaf in found] != [(1, num_starts, *leaf.shape) for leaf in shapes]:
+        raise ValueError(f"{cache} holds starts of another network or number; remove it")
+    return jax.tree.unflatten(structure, found)

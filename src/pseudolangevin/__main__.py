@@ -1,0 +1,5 @@
+"""`python -m pseudolangevin`."""
+
+from .cli import main
+
+main()
