@@ -204,7 +204,8 @@ class TestOwnData:
 
 
 def test_each_chain_starts_for_itself_and_adam_trains_it():
-    text = TINY + "[start]\nnum_steps = 50\nbatch_size = 10\nlearning_rate = 0.01\n"
+    text = TINY + "[start]\nnum_steps = 50\nbatch_size = 10\nlearning_rate = 0.01\ncandidates = 1\n"
+    text = text.replace("sizes = [4, 2]", "sizes = [4, 2]\noutput_activation = 'identity'")
     trained = build(config.parse(text)).starting_weights()
     random = build(config.parse(text, ["start={kind='random'}"])).starting_weights()
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(trained)} == {(1, 2)}
@@ -215,3 +216,12 @@ def test_each_chain_starts_for_itself_and_adam_trains_it():
         before, after = (jax.tree.map(lambda w, c=chain: w[0, c], start) for start in (random, trained))
         energy, batch = experiment.plan.sampler.potential.energy, experiment.plan.sampler.dataset.batch
         assert energy(after, batch) < energy(before, batch)
+
+
+def test_starts_with_a_dead_class_are_passed_over():
+    text = TINY + "[start]\nnum_steps = 50\nbatch_size = 10\nlearning_rate = 0.01\ncandidates = 1\n"
+    with pytest.warns(pl.DeadClassWarning, match="raise start.candidates"):
+        build(config.parse(text, ["num_chains=6"])).starting_weights()
+    build(
+        config.parse(text, ["num_chains=3", "start.candidates=8"])
+    ).starting_weights()  # a warning would fail the test
