@@ -9,10 +9,12 @@ disk (one line on the error stream says what, why and the remedy); 130 interrupt
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,8 +132,7 @@ def check(
         raise runs.RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
     verdict = certificate(result)
     if as_json:
-        lines = [asdict(line) for line in verdict.lines]
-        print(json.dumps({"passed": verdict.passed, "lines": lines}, indent=2, default=_plain))
+        print(json.dumps(verdict.to_dict(), indent=2))
     else:
         print(verdict)
     return DONE if verdict.passed else FAILED
@@ -215,14 +216,10 @@ def _say(label: str, text: str, colour: str) -> None:
     Console(stderr=True, highlight=False).print(f"[{colour}]{label}:[/] {escape(text)}", soft_wrap=True)
 
 
-def _plain(value: Any) -> Any:
-    """NumPy numbers and arrays as JSON."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """The command line as a function: the exit code."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _terminate_like_interrupt():
+        warnings.simplefilter("default", UserWarning)
         warnings.showwarning = lambda message, *_: _say("warning", str(message), "yellow")
         try:
             code = app(args=arguments, prog_name="pseudolangevin", standalone_mode=False)
@@ -237,6 +234,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
             for line in lines:
                 _say("error", line, "red")
             return BAD_INPUT
+
+
+@contextmanager
+def _terminate_like_interrupt() -> Iterator[None]:
+    """Until a run takes over, and stops at its next record, SIGTERM is like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _explain(error: Exception) -> list[str] | None:

@@ -138,6 +138,8 @@ def check_temperatures(temperatures: Sequence[float]) -> list[float]:
         raise ValueError("temperatures is empty; pass at least one")
     for value in values:
         check_positive("temperatures", value, "exp(−U/T) needs T > 0")
+        if not 1e-30 <= value <= 1e30:
+            raise ValueError(f"temperatures = {value!r} is beyond single precision; scale the loss instead")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
         raise ValueError(

@@ -23,7 +23,7 @@ from .store.checkpoints import Checkpoint, Checkpoints
 from .store.folder import RunFolder, RunFolderError, disk_errors, read_json, write_atomically
 from .store.lock import locked
 from .store.samples import one_chain, read_samples
-from .store.trace import checked_arrays, open_group, read_trace
+from .store.trace import check_trace, checked_arrays, open_group, read_trace
 from .store.writer import RunWriter, read_committed, samples_schema
 from .types import Status
 
@@ -139,8 +139,8 @@ def _begin(
     progress: bool | None,
 ) -> Outcome:
     settings, plan = experiment.settings, experiment.plan
-    write_atomically(folder.provenance, json.dumps(provenance.describe(experiment, command or sys.argv), indent=2))
     write_atomically(folder.config, config.to_toml(settings))
+    write_atomically(folder.provenance, json.dumps(provenance.describe(experiment, command or sys.argv), indent=2))
     folder.log(f"started: {plan.layout.size} chains of {plan.num_steps} steps, {plan.sampler!r}")
     try:
         weights = experiment.starting_weights(stop_asked)
@@ -228,7 +228,7 @@ def _check_stores(
     """Refuse stores that do not fit the configuration or each other, before anything is written."""
     plan, recording = experiment.plan, experiment.settings.recording
     records, kept = committed
-    checked_arrays(open_group(folder.trace, "r"), folder.trace, plan.empty_trace(shapes), records)
+    check_trace(folder.trace, plan.empty_trace(shapes), records, min(at.records, records))
     every = recording.keep_weights_every
     if every:
         schema = samples_schema(plan, shapes, recording)

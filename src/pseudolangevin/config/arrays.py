@@ -12,6 +12,8 @@ from ..data import Dataset
 from ..trees import named_leaves
 from ..types import Weights
 
+NPY_MAGIC = b"\x93NUMPY"
+
 
 def read_dataset(file: str | None, inputs: str | None, targets: str | None) -> Dataset | None:
     """A data set from one .npz file or two .npy files; None where no file is named."""
@@ -47,12 +49,13 @@ def _one_array(file: str) -> np.ndarray:
 
 def _load(file: str) -> np.ndarray | dict[str, np.ndarray]:
     try:
-        # Pickled objects are refused; .npy files are mapped, so that only what is used is read.
-        loaded = np.load(Path(file), mmap_mode="r", allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
+        with Path(file).open("rb") as stream:
+            # .npy files are mapped, so that only what is used is read. Pickled objects are refused.
+            if stream.read(len(NPY_MAGIC)) == NPY_MAGIC:
+                return np.load(file, mmap_mode="r", allow_pickle=False)
+            stream.seek(0)
+            archive = np.load(stream, allow_pickle=False)
+            return {name: archive[name] for name in archive.files}
     except OSError as error:
         raise ValueError(
             f"{file} cannot be read: {error.strerror or error}; give the path of a .npz or .npy file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import chains, models, potential, tasks
 from ..chains import Plan
 from ..data import Dataset
 from ..models import FeedForward
+from ..potential import Potential
+from ..reports import DeadClassWarning
 from ..samplers.adam import adam
+from ..samplers.base import Sampler
 from ..types import Weights
 from . import arrays
 from .errors import ConfigError
@@ -50,33 +55,41 @@ class Experiment:
         if isinstance(start, FileStart):
             with naming("start"):
                 return arrays.read_weights(start.file, self.weights_shape)
-        chain_keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.key(start.seed), c))(
-            jnp.arange(self.settings.num_chains)
-        )
-        weights = jax.tree.map(lambda w: w[None], jax.vmap(self.network.init)(chain_keys))
-        return weights if isinstance(start, RandomStart) else self._trained(weights, start, stop_asked)
+        random = isinstance(start, RandomStart)
+        num_starts = self.settings.num_chains * (1 if random else start.candidates)
+        start_keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.key(start.seed), c))(jnp.arange(num_starts))
+        weights = jax.tree.map(lambda w: w[None], jax.vmap(self.network.init)(start_keys))
+        return weights if random else self._trained(weights, start, stop_asked)
 
     def _trained(self, weights: Weights, start: Any, stop_asked: Callable[[], bool]) -> Weights:
-        """A short Adam run, each chain its own."""
-        sampler = self.plan.sampler
-        with naming("start"):
-            trainer = adam(
-                sampler.potential, sampler.dataset, **start.model_dump(exclude={"kind", "num_steps", "seed"})
-            )
+        """A short Adam run of all candidates; chains get those whose classes are all alive, as far as they go."""
+        sampler, num_chains = self.plan.sampler, self.settings.num_chains
         plan = chains.make_plan(
-            trainer,
+            _trainer(sampler.potential, sampler.dataset, start),
             temperatures=None,
-            num_chains=self.settings.num_chains,
+            num_chains=num_chains * start.candidates,
             num_steps=start.num_steps,
             record_every=start.num_steps,
-            observe_examples=min(1000, sampler.dataset.num_examples),
         )
         states = plan.init(weights, start.seed)
-        for record in plan.run(states, segment=TRAINING_SEGMENT):
-            states = record.states
-            if stop_asked():
-                raise StopAskedError
-        return plan.layout.unflatten(states.weights)
+        dead: Any = np.zeros(plan.layout.size, bool)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeadClassWarning)
+            for record in plan.run(states, segment=TRAINING_SEGMENT):
+                states = record.states
+                if record.observables is not None and "dead_class" in record.observables:
+                    dead = np.any(record.observables["dead_class"], axis=-1)
+                if stop_asked():
+                    raise StopAskedError
+        order = np.argsort(dead, kind="stable")[:num_chains]
+        if dead[order].any():
+            warnings.warn(
+                f"{int(dead[order].sum())} of {num_chains} starts have a dead class, whose score is the same for every "
+                'example; raise start.candidates, change start.seed, or use output_activation = "identity"',
+                DeadClassWarning,
+                stacklevel=2,
+            )
+        return jax.tree.map(lambda w: w[order][None], states.weights)
 
 
 TRAINING_SEGMENT = 500
@@ -109,9 +122,13 @@ def build(settings: Settings) -> Experiment:
             observe_examples=settings.recording.observe_examples,
         )
     if not isinstance(settings.start, RandomStart | FileStart):
-        with naming("start"):  # refuse bad numbers now rather than after the folder is made
-            adam(energy, train, **settings.start.model_dump(exclude={"kind", "num_steps", "seed"}))
+        _trainer(energy, train, settings.start)  # refuse bad numbers now rather than after the folder is made
     return Experiment(settings, network, plan)
+
+
+def _trainer(energy: Potential, train: Dataset, start: Any) -> Sampler:
+    with naming("start"):
+        return adam(energy, train, **start.model_dump(exclude={"kind", "num_steps", "candidates", "seed"}))
 
 
 def _data(task: Any) -> tuple[Dataset, Dataset | None]:
@@ -139,7 +156,7 @@ def _check_memory(settings: Settings) -> None:
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     sizes = settings.network.sizes
     num_weights = sum((a + 1) * b for a, b in pairwise(sizes))
-    num_all = settings.num_chains * len(settings.temperatures or [0.0])
+    num_all = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
     needs = [("network.sizes, num_chains and temperatures", STATE_COPIES * 4 * num_weights * num_all)]
     if not isinstance(settings.task, Files):
         task = settings.task

@@ -34,8 +34,20 @@ class ConfigError(ValueError):
 
 
 def explain(error: ValidationError) -> list[str]:
-    """One line for every error."""
-    return list(dict.fromkeys(_line(dict(detail)) for detail in error.errors(include_url=False)))
+    """One line for every error; keys that belong to another choice of a section share a line."""
+    lines: list[str] = []
+    misplaced: dict[tuple[str, str], list[str]] = {}
+    for detail in error.errors(include_url=False):
+        loc = detail["loc"]
+        section, key = str(loc[0]) if loc else "", str(loc[-1]) if loc else ""
+        if detail["type"] == "extra_forbidden" and section in TAGS and key in known_keys()[section]:
+            misplaced.setdefault((section, str(loc[1])), []).append(key)
+        else:
+            lines.append(_line(dict(detail)))
+    for (section, choice), keys in misplaced.items():
+        tag = TAGS[section][0]
+        lines.append(f"{section}.{', '.join(keys)}: not known to {tag} = {choice!r}; remove, or choose another {tag}")
+    return list(dict.fromkeys(lines))
 
 
 def _line(detail: dict[str, Any]) -> str:
@@ -67,7 +79,10 @@ def _line(detail: dict[str, Any]) -> str:
 
 def shorten(value: Any, limit: int = 60) -> str:
     """A value as one short line."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except RecursionError:
+        text = "(nested too deeply)"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

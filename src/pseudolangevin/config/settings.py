@@ -53,7 +53,7 @@ SpinVectors: Any = from_signature(
     tag=("kind", "spin_vectors"),
     skip=NOT_IN_FILES,
     defaults={"num_train": 55_800, "num_test": 10_044},
-    last=_seed("of the class vectors and the examples"),
+    last={"seed": (Seed, Field(6, description="of the class vectors and the examples; 6 comes near the paper's data"))},
 )
 
 
@@ -116,7 +116,13 @@ AdamStart: Any = from_signature(
     tag=("kind", "adam"),
     skip=NOT_IN_FILES,
     defaults={"learning_rate": 1e-3},
-    first={"num_steps": (Count, Field(2_000, description="training steps before sampling; every chain has its own"))},
+    first={
+        "num_steps": (Count, Field(2_000, description="training steps before sampling; every chain has its own")),
+        "candidates": (
+            Annotated[int, Field(ge=1, le=1000)],
+            Field(4, description="trainings per chain; those without a dead class are taken first"),
+        ),
+    },
     last=_seed("of the random weights and the training"),
 )
 
@@ -135,7 +141,7 @@ class Recording(Section):
     """What is written to the run folder, and how often."""
 
     keep_weights_every: int = Field(
-        default=10, ge=0, description="keep the weights of every so many-th record; 0: never"
+        default=10, ge=0, le=MAX_STEPS, description="keep the weights of every so many-th record; 0: never"
     )
     weights_dtype: Literal["float16", "float32", "float64"] = Field(
         default="float32", description="precision of the kept weights"

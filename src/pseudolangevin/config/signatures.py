@@ -15,6 +15,10 @@ PLAIN = (int, float, bool, str, type(None))
 """What a TOML file can hold; None is a key left out."""
 
 
+Integer = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+"""What a compiled program can count with."""
+
+
 class Section(BaseModel):
     """A table of the configuration: unknown keys and loose types are refused."""
 
@@ -64,6 +68,7 @@ def _plain(hint: Any) -> Any:
         return None
     if float in plain and int in plain:
         plain.remove(int)
+    plain = [Integer if member is int else member for member in plain]
     return Union[tuple(plain)]  # noqa: UP007 (built at run time)
 
 

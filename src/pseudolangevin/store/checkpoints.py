@@ -1,13 +1,18 @@
 """Checkpoints: the states of all chains through Orbax, written beside the old ones and then renamed.
 
-Each carries a digest of its arrays, so that a damaged one is known for what it is.
+Beside each lies a digest of its files, written last: without it a checkpoint is unfinished, and one that does not match
+is damaged.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from .folder import RunFolderError
+from .folder import RunFolderError, write_atomically
 
 NAME_LENGTH = 10
+ORBAX_OVERHEAD = 200_000
+"""Bytes beside the arrays themselves, generously."""
 
 
 @dataclass(frozen=True)
@@ -49,31 +56,33 @@ class Checkpoints:
         """Steps that have a checkpoint, oldest first."""
         if not self._path.is_dir():
             return []
-        # Unfinished ones have a longer name until they are whole.
-        return sorted(int(entry.name) for entry in self._path.iterdir() if entry.is_dir() and entry.name.isdigit())
+        return sorted(int(entry.stem) for entry in self._path.glob("*.digest") if entry.stem.isdigit())
 
     def save(self, checkpoint: Checkpoint, states: Any) -> None:
         """Write one, then remove those beyond the number to keep."""
         arrays = to_arrays(states)
-        meta = asdict(checkpoint) | {"digest": _digest(arrays), "prng": _prng_name(states)}
-        target = self._path / f"{checkpoint.step:0{NAME_LENGTH}d}"
+        meta = asdict(checkpoint) | {"prng": _prng_name(states)}
+        target = self._target(checkpoint.step)
         self._path.mkdir(exist_ok=True)
         tree = {"states": arrays, "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        _check_room(self._path, sum(array.nbytes for array in arrays.values()))
+        with _quiet_threads(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(target, tree, force=True)
+        write_atomically(_digest_file(target), _digest(target))
         for step in self.steps()[: -self._keep]:
             self._remove(step)
 
     def restore(self, step: int, like: Any) -> tuple[Checkpoint, Any]:
         """The states at `step`, in the structure of `like`."""
-        target = self._path / f"{step:0{NAME_LENGTH}d}"
+        target = self._target(step)
         try:
+            # Looked at before Orbax is: half a checkpoint upsets it beyond an error that can be caught.
+            if _digest_file(target).read_text() != _digest(target):
+                raise ValueError("its files are not what was written")
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 tree = checkpointer.restore(target)
             meta = json.loads(bytes(tree["meta"]))
             arrays = {name: np.asarray(value) for name, value in tree["states"].items()}
-            if _digest(arrays) != meta.pop("digest"):
-                raise ValueError("the digest of its arrays does not match")
             prng = meta.pop("prng")
             return Checkpoint(**meta), _from_arrays(arrays, like, prng)
         except Exception as error:
@@ -96,20 +105,22 @@ class Checkpoints:
         )
 
     def clean(self, newer_than: int) -> None:
-        """Remove unfinished checkpoints, and those after a step that a run falls back to."""
-        for entry in self._path.iterdir() if self._path.is_dir() else ():
-            if entry.is_dir() and "orbax-checkpoint-tmp" in entry.name:
-                shutil.rmtree(entry, ignore_errors=True)
+        """Remove those after a step that a run falls back to, and what was left unfinished."""
         for step in self.steps():
             if step > newer_than:
                 self._remove(step)
+        whole = {self._target(step).name for step in self.steps()}
+        for entry in self._path.iterdir() if self._path.is_dir() else ():
+            if entry.is_dir() and entry.name not in whole:
+                shutil.rmtree(entry, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        """Rename first, so that a half-removed checkpoint is never taken for a whole one."""
-        target = self._path / f"{step:0{NAME_LENGTH}d}"
-        doomed = target.with_name(target.name + ".orbax-checkpoint-tmp-removed")
-        target.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        """The digest goes first, so that half a checkpoint is never taken for a whole one."""
+        _digest_file(self._target(step)).unlink(missing_ok=True)
+        shutil.rmtree(self._target(step), ignore_errors=True)
+
+    def _target(self, step: int) -> Path:
+        return self._path / f"{step:0{NAME_LENGTH}d}"
 
 
 def to_arrays(states: Any) -> dict[str, np.ndarray]:
@@ -135,6 +146,24 @@ def _from_arrays(arrays: dict[str, np.ndarray], like: Any, prng: str) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
+def _check_room(path: Path, num_bytes: int) -> None:
+    """Fail before Orbax begins where there is no room: once begun, its threads complain each for itself."""
+    needed = int(1.1 * num_bytes) + ORBAX_OVERHEAD
+    if shutil.disk_usage(path).free < needed:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Without the tracebacks of Orbax's own threads: what goes wrong in them is raised in ours as well."""
+    before = threading.excepthook
+    threading.excepthook = lambda _: None
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
 def _leaf_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
@@ -147,9 +176,16 @@ def _prng_name(states: Any) -> str:
     return str(jax.random.key_impl(states.key))
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+def _digest_file(target: Path) -> Path:
+    return target.with_name(target.name + ".digest")
+
+
+def _digest(target: Path) -> str:
+    """A hash of the names and contents of all files of a checkpoint."""
+    digest = hashlib.blake2b()
+    for file in sorted(path for path in target.rglob("*") if path.is_file()):
+        digest.update(str(file.relative_to(target)).encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()

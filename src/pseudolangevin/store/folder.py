@@ -69,7 +69,7 @@ class RunFolder:
         folder = cls(Path(path))
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            contents = {entry.name for entry in folder.path.iterdir()}
+            contents = {entry.name for entry in folder.path.iterdir() if not entry.name.endswith(".partial")}
         except OSError as error:
             raise RunFolderError(f"{path} cannot be made: {error.strerror}; choose another --out") from None
         if "config.toml" in contents:

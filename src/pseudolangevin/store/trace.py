@@ -42,11 +42,11 @@ class TraceWriter:
         if any(array.shape[DRAW] != num_records for array in self._arrays.values()):
             _resize(self._group, self._arrays, schema, num_records)
         self._length = num_records
-        self._first = recorded - recorded % CHUNK
-        self._count = recorded - self._first
+        block = _last_block(recorded)
+        self._first, self._count = block.start, block.stop - block.start
         self._blocks = {name: self._empty_block(array) for name, array in self._arrays.items()}
         for name, array in self._arrays.items():
-            self._blocks[name][:, :, : self._count] = _read(array, path, slice(self._first, recorded))
+            self._blocks[name][:, :, : self._count] = _read(array, path, block)
         if written > recorded:
             self._erase(min(num_records, written + CHUNK))
 
@@ -109,6 +109,12 @@ def read_trace(path: Path, schema: xr.Dataset, recorded: int) -> dict[str, np.nd
     return {name: _read(array, path, slice(0, recorded)) for name, array in arrays.items()}
 
 
+def check_trace(path: Path, schema: xr.Dataset, recorded: int, resume_at: int) -> None:
+    """Refuse a trace that a run cannot be continued with; only reads."""
+    for array in checked_arrays(open_group(path, "r"), path, schema, recorded).values():
+        _read(array, path, _last_block(resume_at))
+
+
 def open_group(path: Path, mode: Any) -> zarr.Group:
     """A Zarr group of the run folder."""
     try:
@@ -147,8 +153,9 @@ def write_coordinate(group: zarr.Group, name: str, dims: Any, values: np.ndarray
     if values.dtype.kind == "U":
         # Zarr 3 has no settled fixed-length text; xarray reads variable-length text as well.
         values = values.astype(np.dtypes.StringDType())
+    chunks = tuple(max(1, size) for size in values.shape)
     array = group.create_array(
-        name, shape=values.shape, chunks=values.shape, dtype=values.dtype, dimension_names=list(dims), overwrite=True
+        name, shape=values.shape, chunks=chunks, dtype=values.dtype, dimension_names=list(dims), overwrite=True
     )
     array[...] = values
 
@@ -171,6 +178,11 @@ def _resize(group: zarr.Group, arrays: dict[str, zarr.Array], schema: xr.Dataset
         array.resize((*array.shape[:DRAW], num_records, *array.shape[DRAW + 1 :]))
     _write_draws(group, schema, num_records)
     consolidate(group)
+
+
+def _last_block(recorded: int) -> slice:
+    """The records of the block that is not full yet."""
+    return slice(recorded - recorded % CHUNK, recorded)
 
 
 def _read(array: zarr.Array, path: Path, draws: slice) -> np.ndarray:

@@ -18,7 +18,7 @@ from . import samples
 from .checkpoints import Checkpoint, Checkpoints
 from .folder import RunFolder, RunFolderError, read_json, write_atomically
 from .samples import SamplesWriter
-from .trace import TraceWriter
+from .trace import CHUNK, TraceWriter
 
 FLUSH_SECONDS = 1.0
 MAX_SHARE = 0.01
@@ -101,7 +101,7 @@ class RunWriter:
         self._lines.append(self._metrics_line(record))
         if self._checkpoint_due():
             self.checkpoint(record)
-        elif self._flush_pace.due():
+        elif self._flush_pace.due() or self._records % CHUNK == 0:
             self.flush()
 
     def _checkpoint_due(self) -> bool:

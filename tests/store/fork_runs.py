@@ -1,0 +1,83 @@
+"""Runs of the command line in forked children, stopped by signals at random moments.
+
+    python -m tests.store.fork_runs CONFIG OUT SIGNAL SIGNAL…
+
+The children are forked from a process that has imported everything and started nothing, so that each of them costs
+a fraction of a fresh interpreter. Prints one JSON line per child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+
+def child(config: str, out: Path) -> int:
+    import numpy as np
+    import xarray as xr
+
+    from pseudolangevin import cli
+
+    if not (out / "config.toml").exists():
+        return cli.run(["sample", config, "--out", str(out)])
+    if (out / "committed.json").exists():
+        # Whatever the last signal interrupted, everything opens, and what is committed is whole.
+        committed = json.loads((out / "committed.json").read_text())
+        for consolidated in (True, False):
+            with xr.open_zarr(out / "trace.zarr", chunks=None, consolidated=consolidated) as trace:
+                assert np.isfinite(trace["loss"].values[:, :, : committed["records"]]).all()
+            with xr.open_zarr(out / "weights.zarr", chunks=None, consolidated=consolidated) as kept:
+                assert np.isfinite(kept["layer1.kernel"].values[:, :, : committed["kept"]]).all()
+    return cli.run(["resume", str(out)])
+
+
+def committed_records(out: Path) -> int:
+    try:
+        return json.loads((out / "committed.json").read_text())["records"]
+    except FileNotFoundError:
+        return 0
+
+
+def wait_for_moment(rng: random.Random, number: int, pid: int, out: Path) -> None:
+    """Some records after the start, and a little more; or, for one kill in four, a moment of the start itself."""
+    if number == signal.SIGKILL and rng.random() < 0.25:
+        time.sleep(rng.uniform(0, 2))
+        return
+    target = committed_records(out) + rng.randint(1, 4)
+    while committed_records(out) < target and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, 0.1))
+
+
+def main() -> None:
+    import pseudolangevin.cli
+    import pseudolangevin.runs  # noqa: F401
+
+    warnings.simplefilter("ignore")  # JAX warns of forking; nothing of it runs in this process
+    config, out, signals = sys.argv[1], Path(sys.argv[2]), [int(number) for number in sys.argv[3:]]
+    rng = random.Random(0)
+    for number in [*signals, 0]:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(child(config, out))
+        if number:
+            wait_for_moment(rng, number, pid, out)
+            os.kill(pid, number)
+        began = time.monotonic()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        seconds = time.monotonic() - began
+        name = signal.Signals(number).name if number else "none"
+        print(
+            json.dumps({"signal": name, "code": code, "records": committed_records(out), "seconds": seconds}),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""A run that takes a second, and ways to compare what two runs left on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+from pseudolangevin import config
+from pseudolangevin.config import Settings
+
+SMALL_RUN = """
+temperatures = [1e-3, 2e-3]
+num_chains = 2
+num_steps = 400
+record_every = 10
+seed = 5
+[task]
+num_train = 60
+num_test = 20
+dimension = 6
+num_classes = 3
+[network]
+sizes = [6, 3]
+output_activation = "identity"
+[potential]
+weight_decay = 1.0
+[sampler]
+batch_size = 10
+refresh_every = 40
+warmup_refreshes = 0
+variance_block = 4
+variance_max_batches = 8
+[start]
+kind = "random"
+[recording]
+keep_weights_every = 4
+checkpoint_every = 3
+"""
+
+
+def small_settings(*overrides: str) -> Settings:
+    return config.parse(SMALL_RUN, overrides)
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """Every array of a Zarr group."""
+    group = zarr.open_group(path, mode="r", use_consolidated=False)
+    return {name: np.asarray(array[...]) for name, array in group.arrays()}
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    """Traces, kept weights and losses are equal to the bit."""
+    assert (left / "committed.json").read_text() == (right / "committed.json").read_text()
+    for store in ("trace.zarr", "weights.zarr"):
+        ours, theirs = arrays_of(left / store), arrays_of(right / store)
+        assert ours.keys() == theirs.keys()
+        for name, array in ours.items():
+            assert array.dtype == theirs[name].dtype
+            same = (
+                array.tolist() == theirs[name].tolist()
+                if name == "layer"
+                else array.tobytes() == theirs[name].tobytes()
+            )
+            assert same, f"{store}/{name} differs"
+    for one, other in zip(metrics_of(left), metrics_of(right), strict=True):
+        assert (one["step"], one["loss"], one["status"]) == (other["step"], other["loss"], other["status"])
+
+
+def metrics_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    """Every file of a folder, to show that nothing was changed."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

@@ -1,0 +1,149 @@
+"""The command line: help, exit codes, and one clear line for every configuration that cannot be run."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pseudolangevin import cli, config
+from pseudolangevin.config.toml import _value
+
+from .store.small_runs import SMALL_RUN
+
+NUM_MUTATIONS = 160
+
+
+def test_help_teaches(capsys):
+    for command in ("sample", "resume", "check", "report", "watch", "demo", "reproduce"):
+        assert cli.run([command, "--help"]) == 0
+        assert f"pseudolangevin {command}" in capsys.readouterr().out
+    assert cli.run(["--version"]) == 0
+    assert cli.run([]) == 2
+    assert "demo" in capsys.readouterr().out
+
+
+def test_print_config_is_ready_to_edit(capsys, tmp_path):
+    assert cli.run(["sample", "--print-config", "--set", "sampler.batch_size=1024"]) == 0
+    text = capsys.readouterr().out
+    settings = config.parse(text)
+    assert settings == config.parse("", ["sampler.batch_size=1024"])
+    (tmp_path / "run.toml").write_text(text)
+    assert cli.run(["sample", str(tmp_path / "run.toml"), "--print-config"]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sampel"],
+        ["sample"],
+        ["sample", "no-such-file.toml"],
+        ["sample", "--colour"],
+        ["sample", "--set", "seed"],
+        ["resume"],
+        ["resume", "no-such-folder"],
+        ["resume", "no-such-folder", "--steps", "many"],
+        ["check", "/"],
+        ["report", "no-such-folder"],
+        ["watch", "no-such-folder", "--once"],
+        ["reproduce", "everything"],
+    ],
+    ids=" ".join,
+)
+def test_bad_arguments(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(arguments) == 2
+    assert_one_clear_line(capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def assert_one_clear_line(capsys) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    assert len(lines[0]) > 30
+    assert captured.out == ""
+    return lines[0]
+
+
+def to_text(table: dict[str, Any]) -> str:
+    tops = [
+        f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, dict) and value is not None
+    ]
+    for name, section in table.items():
+        if isinstance(section, dict):
+            tops += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in section.items() if value is not None)]
+    return "\n".join(tops) + "\n"
+
+
+def wrong_values(value: Any) -> list[Any]:
+    """Values that a key with this value cannot take."""
+    if isinstance(value, bool):
+        return [3, "yes", 0.5]
+    if isinstance(value, int):
+        return [2.5, "many", True, [1], -(10**20), 10**30]
+    if isinstance(value, float):
+        return ["warm", True, [0.1], float("nan"), float("inf")]
+    if isinstance(value, str):
+        return [3, True, "no such choice", [value]]
+    return [3, "1, 2", [], [0], ["a"], [float("nan")]]
+
+
+def mutated_configurations() -> list[bytes]:
+    """Configurations that are wrong by construction, a fixed choice of them."""
+    rng = random.Random(0)
+    base = config.parse(SMALL_RUN).model_dump()
+    places: list[tuple[tuple[str, ...], str]] = [
+        ((), key) for key, value in base.items() if not isinstance(value, dict) and value is not None
+    ]
+    places += [
+        ((name,), key)
+        for name, table in base.items()
+        if isinstance(table, dict)
+        for key in table
+        if table[key] is not None
+    ]
+
+    def changed(path: tuple[str, ...], key: str, value: Any, rename: str | None = None) -> bytes:
+        table = {name: dict(part) if isinstance(part, dict) else part for name, part in base.items()}
+        section = table[path[0]] if path else table
+        del section[key]
+        return to_text(
+            {rename or key: value} | table if not path else table | {path[0]: section | {rename or key: value}}
+        ).encode()
+
+    mutations = []
+    for path, key in places:
+        value = (base[path[0]] if path else base)[key]
+        mutations += [changed(path, key, wrong) for wrong in rng.sample(wrong_values(value), 3)]
+        if len(key) > 4:
+            cut = rng.randrange(1, len(key))
+            mutations.append(changed(path, key, value, rename=key[:cut] + key[cut + 1 :]))
+    text = to_text(base).encode()
+    equals = [index for index in range(len(text)) if text[index : index + 2] == b"= "]
+    mutations += [text[: index + 1] for index in rng.sample(equals, 20)]
+    mutations += [rng.randbytes(200) for _ in range(5)]
+    mutations += [b"\xff\xfe" + text, b"\x00" + text, b"[" * 5000, b"a." * 5000 + b"b = 1", b"x" * 2_000_000, b"= 1"]
+    return rng.sample(mutations, NUM_MUTATIONS)
+
+
+def test_mutated_configurations(tmp_path, capsys):
+    """Exit code 2, one clear line, and nothing written: the other forty of two hundred are damaged run folders."""
+    file = tmp_path / "run.toml"
+    for number, text in enumerate(mutated_configurations()):
+        file.write_bytes(text)
+        code = cli.run(["sample", str(file), "--out", str(tmp_path / "out")])
+        assert code == 2, f"mutation {number} was accepted:\n{text[:2000]!r}"
+        assert_one_clear_line(capsys)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize("missing", ["directory", "unreadable"])
+def test_configurations_that_cannot_be_read(tmp_path, capsys, missing):
+    path = tmp_path if missing == "directory" else Path("/proc/self/mem")
+    assert cli.run(["sample", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert_one_clear_line(capsys)
