@@ -80,7 +80,7 @@ def _check_arrays(name: str, tree: Any) -> int:
         if math.prod(shape) == 0:
             raise ValueError(f"{name} is empty (shape {shape}); pass at least one example")
         lengths.add(shape[0])
-        dtype = np.result_type(leaf)
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
         if not (np.issubdtype(dtype, np.number) or dtype == np.bool_ or jnp.issubdtype(dtype, jnp.floating)):
             raise ValueError(f"{name} has dtype {dtype}; pass numbers, for example integer class labels")
         if jnp.issubdtype(dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf).astype(np.complex128))):
