@@ -201,7 +201,7 @@ def naive_pseudo_langevin(
             masses_per="weight",
             control_masses=False,
         )
-        oracle = gradients.minibatch(potential, batch_size, precision)
+    oracle = gradients.minibatch(potential, batch_size, precision)
     kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control, fixed_masses=mass)
     settings = {
         "batch_size": batch_size,
