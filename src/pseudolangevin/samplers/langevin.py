@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from .. import gradients
-from ..checks import as_number, check_integer, check_interval, check_positive
+from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
 from ..gradients import DEFAULT_CHUNK_SIZE
 from ..masses import Granularity
@@ -124,7 +124,7 @@ def pseudo_langevin(
         variance_block=variance_block,
         variance_max_batches=variance_max_batches,
         variance_tolerance=variance_tolerance,
-        mass_floor=float(mass_floor),
+        mass_floor=mass_floor,
         max_regularizer_frequency=max_regularizer_frequency,
         masses_per=masses_per,
         control_masses=True,
@@ -275,7 +275,9 @@ def _check_batch_size(batch_size: int, dataset: Dataset) -> None:
 
 def _check_masses(given: float | Weights) -> None:
     for leaf in jax.tree.leaves(given):
-        if jnp.ndim(leaf) == 0:
-            as_number("masses", leaf)
-        if not bool(jnp.all(jnp.asarray(leaf) > 0)):
-            raise ValueError("masses must all be positive; pass one number or a pytree shaped like the weights")
+        if np.ndim(leaf) == 0:
+            check_positive("masses", leaf)
+        elif not np.all((np.asarray(leaf) > 0) & np.isfinite(np.asarray(leaf))):
+            raise ValueError(
+                "masses must all be positive and finite; pass one number or a pytree shaped like the weights"
+            )
