@@ -87,10 +87,10 @@ def sample(
     Returns:
         Trace, final weights and states.
     """
-    record_every = max(1, num_steps // 100) if record_every is None else record_every
     temperatures = _check_temperatures(temperatures, sampler)
     check_integer("num_chains", num_chains, minimum=1)
     check_integer("num_steps", num_steps, minimum=1)
+    record_every = max(1, num_steps // 100) if record_every is None else record_every
     check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
     check_integer("chunk_size", chunk_size, minimum=1)
     if keep_weights_every is not None:
@@ -116,7 +116,9 @@ def sample(
             if keep_weights_every is not None and len(records) % keep_weights_every == 0:
                 kept.append(jax.tree.map(np.asarray, states.weights))
             reporter.report(record.observables, last=record.step + record_every > num_steps)
-            bar.update(record.step, float(np.nanmean(records[-1]["loss"])) if reporter.any_running else math.nan)
+            losses = records[-1]["loss"]
+            losses = losses[np.isfinite(losses)]
+            bar.update(record.step, float(losses.mean()) if losses.size else math.nan)
             if not reporter.any_running:
                 break
     trace = layout.trace(records, record_every, jax.tree.map(lambda w: w[0], starts))
@@ -316,6 +318,8 @@ def _check_temperatures(temperatures: Sequence[float] | None, sampler: Sampler) 
         raise ValueError("temperatures is empty; pass at least one")
     for value in values:
         check_positive("temperatures", value, "exp(−U/T) needs T > 0")
+        if not float(np.finfo(np.float32).tiny) <= float(value) <= float(np.finfo(np.float32).max):
+            raise ValueError(f"temperatures holds {value!r}, outside the range of float32; rescale the potential")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
         raise ValueError(
