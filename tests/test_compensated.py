@@ -40,12 +40,14 @@ def test_total_is_far_better_than_a_plain_sum():
 
 
 @given(
-    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=64).map(lambda v: np.resize(np.float32(v), 64)),
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=64).map(
+        lambda v: np.resize(np.asarray(v, np.float32), 64)
+    ),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_cancellation_leaves_an_error_of_the_square_of_epsilon(values):
     """Sums whose terms cancel: the error is relative to the terms, not to the result."""
-    shuffled = np.concatenate([values, -values[::-1], np.float32([1e-3])])
+    shuffled = np.concatenate([values, -values[::-1], np.asarray([1e-3], np.float32)])
     error = abs(value(compiled_total(jnp.asarray(shuffled))) - exact(shuffled))
     assert error <= 4 * len(shuffled) * EPSILON**2 * np.abs(shuffled.astype(np.float64)).sum() + 1e-12
 

@@ -14,7 +14,6 @@ def test_the_exact_gradient_is_that_of_the_whole_batch(small_task, chunk_size):
     oracle = jax.jit(gradients.exact(small_task.potential, chunk_size))
     got = oracle(jax.random.key(0), small_task.weights, small_task.train)
     expected = jax.grad(small_task.potential.energy)(small_task.weights, small_task.train.batch)
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-7)
 
@@ -68,6 +67,7 @@ def test_one_visit_gives_loss_error_and_the_span_of_scores(small_task, chunk_siz
     error = float(small_task.potential.per_example_error(small_task.weights, batch).mean())
     assert float(sums.error) == pytest.approx(error)
     scores = np.asarray(small_task.network.apply(small_task.weights, small_task.train.inputs))
+    assert sums.score_span is not None
     np.testing.assert_allclose(sums.score_span, np.ptp(scores, axis=0), rtol=1e-5)
 
 

@@ -1,6 +1,7 @@
 """Bad input always gives a ValueError that names the argument and what is wrong with it, before anything compiles."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from pseudolangevin import chains
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 not_finite = st.sampled_from([math.nan, math.inf, -math.inf])
 not_positive = st.one_of(st.floats(max_value=0.0), not_finite)
-not_a_number = st.sampled_from(["0.1", None, 1j, True, [0.1], {}, "abc"])
+not_a_number: st.SearchStrategy[Any] = st.sampled_from(["0.1", None, 1j, True, [0.1], {}, "abc"])
 NUM = 40
 
 DATASET = pl.Dataset(np.ones((NUM, 3), np.float32), np.arange(NUM) % 2)
@@ -48,7 +49,8 @@ def nothing_compiles():
 
 
 def run(sampler=SAMPLER, weights=WEIGHTS, **options):
-    return pl.sample(sampler, weights, **{"temperatures": [1e-3], "num_steps": 10, "key": 0} | options)
+    defaults: dict[str, Any] = {"temperatures": [1e-3], "num_steps": 10, "key": 0}
+    return pl.sample(sampler, weights, **defaults | options)
 
 
 def refused(function, argument: str, value=None, *, remedy: str = "") -> str:

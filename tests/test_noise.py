@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import pseudolangevin as pl
 from pseudolangevin import gradients, noise, trees
 
 BATCH_SIZE = 16
@@ -55,7 +56,9 @@ def test_the_estimate_is_the_per_example_variance_over_the_batch_size(measure, e
     for layer, exact_layer in zip(
         trees.layers(estimate.variance).values(), trees.layers(exact_variance).values(), strict=True
     ):
-        assert float(trees.mean(layer)) == pytest.approx(float(trees.mean(exact_layer)), rel=3 * standard_error.max())
+        assert float(trees.mean(layer)) == pytest.approx(
+            float(trees.mean(exact_layer)), rel=3 * float(standard_error.max())
+        )
     np.testing.assert_array_equal(measured[exact == 0], 0)
 
 
@@ -110,7 +113,10 @@ def test_a_large_mean_does_not_hide_a_small_variance():
     def oracle(key, weights, dataset):
         return 1000.0 + 0.01 * jax.random.normal(key, weights.shape)
 
-    estimate = noise.from_minibatches(oracle, jax.random.key(0), jnp.zeros(50), None, max_batches=1000, tolerance=1e-9)
+    dataset = pl.Dataset(np.ones(1), np.ones(1))
+    estimate = noise.from_minibatches(
+        oracle, jax.random.key(0), jnp.zeros(50), dataset, max_batches=1000, tolerance=1e-9
+    )
     rounding = (1000 * 2.0**-24) ** 2  # of the order of 4e-9
     assert float(jnp.mean(estimate.variance)) == pytest.approx(1e-4, rel=3 * np.sqrt(2 / 50_000) + 10 * rounding / 1e-4)
 
