@@ -184,7 +184,8 @@ class Plan:
                     continue
                 masked = reporter.mask_stopped(record.observables)
                 reporter.report(record.observables, last=record.step + self.record_every > self.num_steps)
-                bar.update(record.step, float(np.nanmean(masked["loss"])) if reporter.any_running else math.nan)
+                losses = masked["loss"][np.isfinite(masked["loss"])]
+                bar.update(record.step, float(losses.mean()) if losses.size else math.nan)
                 yield Record(record.step, record.states, masked)
                 if not reporter.any_running:
                     return

@@ -32,8 +32,8 @@ def check_positive(name: str, value: Any, remedy: str = "pass a number above zer
 def as_number(name: str, value: Any) -> float:
     """The value as a float; refuse what is not a finite real number."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} = {value!r} is not a number; pass one real number") from None
     if isinstance(value, bool) or not math.isfinite(number):
         raise ValueError(f"{name} = {value!r} is not a finite number; pass one real number")

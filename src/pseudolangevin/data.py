@@ -109,8 +109,11 @@ def _check_arrays(name: str, tree: Any) -> int:
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if not (np.issubdtype(dtype, np.number) or dtype == np.bool_ or jnp.issubdtype(dtype, jnp.floating)):
             raise ValueError(f"{name} has dtype {dtype}; pass numbers, for example integer class labels")
-        if jnp.issubdtype(dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf).astype(np.complex128))):
-            raise ValueError(f"{name} holds NaN or infinity; remove or repair those examples")
+        if jnp.issubdtype(dtype, jnp.inexact):
+            stored = jax.dtypes.canonicalize_dtype(dtype)  # float32 for float64, unless x64 is on
+            wide = np.asarray(leaf).astype(np.complex128 if jnp.iscomplexobj(leaf) else np.float64)
+            if not np.all(np.abs(wide) <= float(jnp.finfo(stored).max)):
+                raise ValueError(f"{name} holds NaN or infinity as {stored}; remove or repair those examples")
     if len(lengths) > 1:
         raise ValueError(f"the arrays in {name} have different numbers of examples: {sorted(lengths)}")
     return int(lengths.pop())

@@ -43,7 +43,7 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     settings = Settings.model_validate(SETTINGS)
     console.print(
         f"The paper's network of 11 160 weights: {settings.num_chains} chains at each of T = "
-        f"{', '.join(f'{t:g}' for t in settings.temperatures or [])}, {settings.num_steps:,} steps, from short trainings."
+        f"{', '.join(f'{t:g}' for t in settings.temperatures or [])}, {settings.num_steps:,} steps, from Adam."
     )
     outcome = runs.start(settings, out, command=["pseudolangevin", "demo"])
     if outcome.interrupted:
@@ -55,7 +55,8 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     )
     console.print(averages_table(result.trace, published))
     console.print(
-        "Kinetic and virial temperature are in units of T: one at equilibrium. In brackets: standard errors of the last digits.\n"
+        "Kinetic and virial temperature are in units of T: one at equilibrium. In brackets: the standard error "
+        "of the last digits.\n"
         "The published data set is another draw of the same task: data sets differ by a few per cent."
     )
     figures.summary_figure(result.trace, published, discard=BURN_IN).savefig(out / "demo.png", dpi=150)

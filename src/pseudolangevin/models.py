@@ -58,7 +58,7 @@ def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> Fee
         >>> network.apply(weights, jnp.ones((3, 100))).shape
         (3, 10)
     """
-    sizes = tuple(sizes)
+    sizes = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
     if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(f"sizes = {sizes}: give at least an input and an output width, all positive integers")
     if output_activation not in OUTPUT_ACTIVATIONS:

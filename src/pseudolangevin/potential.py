@@ -67,11 +67,14 @@ class Potential:
     def check(self, weights: Weights, dataset: Dataset) -> None:
         """Refuse a loss, weights and data that do not fit together, before anything is compiled."""
         trees.check_weights(weights)
-        num = min(3, dataset.num_examples)
-        batch = jax.eval_shape(lambda data: data.head(num), dataset).batch
-        _check_shape("per_example_loss", self.per_example_loss, weights, batch, num)
-        if self.per_example_error is not None:
-            _check_shape("per_example_error", self.per_example_error, weights, batch, num)
+        if self.class_scores is not None:
+            _check_label_type(dataset.targets)
+        # Two lengths, so that a result of the wrong shape cannot fit by chance.
+        for num in (3, 5):
+            batch = jax.tree.map(lambda a, n=num: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype), dataset).batch
+            _check_shape("per_example_loss", self.per_example_loss, weights, batch, num)
+            if self.per_example_error is not None:
+                _check_shape("per_example_error", self.per_example_error, weights, batch, num)
         if self.class_scores is not None:
             num_classes = jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1]
             check_labels(dataset.targets, num_classes)
@@ -99,13 +102,18 @@ def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch
         raise ValueError(f"{name} must return floating-point numbers; it returns {out.dtype}")
 
 
-def check_labels(targets: Any, num_classes: int) -> None:
-    """Refuse labels that are not integers from 0 to K − 1."""
+def _check_label_type(targets: Any) -> None:
     labels = np.asarray(targets)
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"targets has dtype {labels.dtype}; class labels must be integers: cast with .astype('int32')")
     if labels.ndim != 1:
         raise ValueError(f"targets has shape {labels.shape}; class labels must be one integer per example")
+
+
+def check_labels(targets: Any, num_classes: int) -> None:
+    """Refuse labels that are not integers from 0 to K − 1."""
+    _check_label_type(targets)
+    labels = np.asarray(targets)
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         bad = low if low < 0 else high

@@ -15,7 +15,7 @@ from pseudolangevin.figures import summary_figure
 from pseudolangevin.published import published_averages
 
 
-def pixels(trace, published=None) -> np.ndarray:  # type: ignore[no-untyped-def]
+def pixels(trace, published=None) -> np.ndarray:
     stream = io.BytesIO()
     summary_figure(trace, published).savefig(stream, format="png", dpi=50)
     stream.seek(0)

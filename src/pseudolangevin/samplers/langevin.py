@@ -121,7 +121,7 @@ def pseudo_langevin(
         variance_block=variance_block,
         variance_max_batches=variance_max_batches,
         variance_tolerance=variance_tolerance,
-        mass_floor=float(mass_floor),
+        mass_floor=mass_floor,
         max_regularizer_frequency=max_regularizer_frequency,
         masses_per=masses_per,
         control_masses=True,

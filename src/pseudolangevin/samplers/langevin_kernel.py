@@ -69,13 +69,13 @@ class NoiseControl:
 
     @property
     def ticks(self) -> int:
-        """The base interval in ticks: 2^k, so that k warm-up intervals fit below it."""
-        return 2**self.warmup_refreshes
+        """The base interval in ticks: 2^k, so that k warm-up intervals fit below it; fewer if it is that short."""
+        return 2 ** min(self.warmup_refreshes, int(self.refresh_every).bit_length() - 1)
 
     @property
     def tick(self) -> int:
-        """The first, shortest interval."""
-        return -(-self.refresh_every // self.ticks)
+        """The first, shortest interval; rounded down, so that no interval is longer than asked for."""
+        return self.refresh_every // self.ticks
 
     def __post_init__(self) -> None:
         """Check every number."""
@@ -240,7 +240,9 @@ class LangevinKernel(Kernel):
         warming_up = num_refreshes <= control.warmup_refreshes
         multiple = jnp.where(warming_up, 1, multiple)
         num_ticks = jnp.where(
-            warming_up, 2 ** jnp.minimum(num_refreshes, control.warmup_refreshes), multiple * control.ticks
+            warming_up,
+            jnp.minimum(2 ** jnp.minimum(num_refreshes, control.warmup_refreshes), control.ticks),
+            multiple * control.ticks,
         )
         return state._replace(
             gradient_variance=variance,

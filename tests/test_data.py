@@ -1,0 +1,97 @@
+"""Data sets, mini-batches, and folds over all examples."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pseudolangevin as pl
+from pseudolangevin import gradients
+from pseudolangevin.data import draw_batch, fold_chunks
+from pseudolangevin.samplers.base import advance
+
+
+def numbered(num_examples: int) -> pl.Dataset:
+    """Every example is its own number."""
+    return pl.Dataset(np.arange(num_examples, dtype=np.int32), np.arange(num_examples, dtype=np.int32))
+
+
+@given(st.integers(1, 40), st.integers(1, 50))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_a_fold_sees_every_example_once_and_in_order(num_examples, chunk_size):
+    def fold(carry, batch, mask):
+        counts, previous, in_order = carry
+        indices = batch[0]
+        assert indices.shape == (min(chunk_size, num_examples),)  # bounded memory
+        first_new = jnp.min(jnp.where(mask, indices, num_examples))
+        counts = counts.at[indices].add(mask.astype(jnp.int32))
+        return counts, jnp.max(indices), in_order & (first_new == previous + 1)
+
+    start = (jnp.zeros(num_examples, jnp.int32), jnp.asarray(-1, jnp.int32), jnp.asarray(True))
+    counts, last, in_order = fold_chunks(fold, start, numbered(num_examples), chunk_size)
+    np.testing.assert_array_equal(counts, 1)
+    assert int(last) == num_examples - 1
+    assert bool(in_order)
+
+
+def test_batches_are_uniform_and_with_replacement():
+    num_examples, batch_size, num_batches = 20, 20, 2000
+    dataset = numbered(num_examples)
+    keys = jax.random.split(jax.random.key(0), num_batches)
+    drawn = np.asarray(jax.vmap(lambda key: draw_batch(key, dataset, batch_size)[0])(keys))
+    counts = np.bincount(drawn.ravel(), minlength=num_examples)
+    expected = drawn.size / num_examples
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    degrees = num_examples - 1
+    assert abs(chi_squared - degrees) < 3 * np.sqrt(2 * degrees)
+    # With replacement: a batch of P examples holds about P·(1 − 1/e) different ones.
+    different = np.array([len(set(row)) for row in drawn])
+    share = 1 - (1 - 1 / num_examples) ** batch_size
+    assert abs(different.mean() - share * num_examples) < 3 * different.std() / np.sqrt(num_batches)
+
+
+def test_inputs_and_targets_of_a_batch_belong_together():
+    inputs, targets = draw_batch(jax.random.key(1), numbered(50), 30)
+    np.testing.assert_array_equal(inputs, targets)
+
+
+def test_a_data_set_is_a_pytree():
+    dataset = pl.Dataset({"image": np.ones((4, 2)), "mask": np.ones(4, bool)}, np.arange(4))
+    leaves, structure = jax.tree.flatten(dataset)
+    assert len(leaves) == 3
+    rebuilt = jax.tree.unflatten(structure, leaves)
+    assert isinstance(rebuilt, pl.Dataset)
+    assert rebuilt.num_examples == 4
+    assert dataset.head(3).num_examples == 3
+    np.testing.assert_array_equal(dataset.head(3).targets, [0, 1, 2])
+    doubled = jax.jit(lambda data: jax.tree.map(lambda x: x * 2, data))(dataset)
+    np.testing.assert_array_equal(doubled.targets, [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize("oracle", ["minibatch", "exact"])
+def test_the_data_are_an_argument_of_gradients_and_not_a_constant(small_task, oracle):
+    make = {"minibatch": lambda p: gradients.minibatch(p, 16), "exact": lambda p: gradients.exact(p, 128)}[oracle]
+    gradient = make(small_task.potential)
+    jaxpr = jax.make_jaxpr(gradient)(jax.random.key(0), small_task.weights, small_task.train)
+    assert all(np.size(constant) < small_task.train.num_examples for constant in jaxpr.consts)
+    text = jax.jit(gradient).lower(jax.random.key(0), small_task.weights, small_task.train).as_text()
+    assert f"tensor<{small_task.train.num_examples}x20xi8>" in text  # it comes in as an argument
+    assert len(text) < 200_000  # 20 000 numbers written out would show
+
+
+def test_a_closure_over_the_data_would_be_seen_by_the_check_above(small_task):
+    closed = jax.make_jaxpr(lambda w: small_task.potential.energy(w, small_task.train.batch))(small_task.weights)
+    assert any(np.size(constant) >= small_task.train.num_examples for constant in closed.consts)
+
+
+def test_a_segment_does_not_hold_the_data(small_task):
+    sampler = pl.pseudo_langevin(small_task.potential, small_task.train, batch_size=16, variance_block=2)
+
+    def segment(weights, data):
+        state = sampler.kernel.init(jax.random.key(0), weights, jnp.float32(1e-3), data)
+        return advance(sampler.kernel, state, data, 3).weights
+
+    jaxpr = jax.make_jaxpr(segment)(small_task.weights, small_task.train)
+    assert all(np.size(constant) < small_task.train.num_examples for constant in jaxpr.consts)

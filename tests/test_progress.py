@@ -1,0 +1,50 @@
+"""The progress bar: there for a person, silent otherwise."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+import pseudolangevin as pl
+from pseudolangevin.progress import progress_bar
+
+
+def drawn(*, terminal: bool, show: bool | None, num_chains: int = 3, loss: float = 0.123456) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=120, color_system=None)
+    with progress_bar(1000, num_chains, show=show, console=console) as bar:
+        for step in range(100, 1001, 100):
+            bar.update(step, loss)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("show", [None, False])
+def test_it_is_silent_when_the_output_is_not_a_terminal(show):
+    assert drawn(terminal=False, show=show) == ""
+
+
+def test_it_is_silent_by_choice():
+    assert drawn(terminal=True, show=False) == ""
+
+
+def test_a_terminal_shows_speed_loss_and_steps():
+    text = drawn(terminal=True, show=None)
+    assert "steps/s" in text
+    assert "loss 0.1235" in text
+    assert "1000/1000" in text
+    assert "3 chains" in text
+    assert "0:00" in text  # time left
+
+
+def test_a_loss_that_is_not_there_is_not_shown():
+    assert "nan" not in drawn(terminal=True, show=None, loss=float("nan"))
+
+
+def test_one_chain_is_singular():
+    assert "1 chain " in drawn(terminal=True, show=True, num_chains=1)
+
+
+def test_a_run_says_nothing_on_a_pipe(small_task, capfd):
+    sampler = pl.adam(small_task.potential, small_task.train, batch_size=8)
+    pl.sample(sampler, small_task.weights, num_steps=2, key=0)
+    assert capfd.readouterr() == ("", "")
