@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint types unit clean
+.PHONY: help demo test browser lint types unit clean
 
 help:            ## Show this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -12,7 +12,12 @@ help:            ## Show this list
 demo: $(STAMP)   ## Set up, then sample the paper's small network at several temperatures
 	$(BIN)/pseudolangevin demo --out demo
 
-test: $(STAMP) lint types unit   ## Set up, then lint, types, tests
+test: $(STAMP) browser lint types unit   ## Set up, then lint, types, tests
+
+browser:         ## Chromium for the report's browser tests, where apt can install it
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	  && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu >/dev/null; } \
+	  || echo "no Chromium: the report's browser tests will be skipped"
 
 lint: $(STAMP)   ## Style
 	$(BIN)/ruff check .
@@ -22,7 +27,7 @@ types: $(STAMP)  ## Static types
 	$(BIN)/mypy
 
 unit: $(STAMP)   ## Tests alone
-	JAX_PLATFORMS=cpu $(BIN)/pytest
+	JAX_PLATFORMS=cpu $(BIN)/pytest --numprocesses 2
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("pseudolangevin needs Python 3.11 or newer; set PYTHON=..." if sys.version_info < (3, 11) else 0)'

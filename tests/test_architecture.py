@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ LEVELS = [
     {"data", "models", "masses", "integrator"},
     {"tasks", "potential", "gradients", "noise"},
     {"samplers", "observables"},
-    {"progress", "reports", "placement", "store", "chains"},
-    {"diagnostics", "figures", "report", "config", "cli", "adapters", "demo", "paper", "published"},
+    {"layout", "progress", "reports", "stopping", "placement", "chains"},
+    {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
+    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -28,11 +30,19 @@ def module_of(path: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
+def walk_runtime(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`, which never run."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"):
+            yield from walk_runtime(child)
+
+
 def imports_of(path: Path) -> set[tuple[str, ...]]:
     """The modules of this package that a file imports, as paths below the package."""
     package = path.relative_to(ROOT).parts[:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in walk_runtime(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level > 0:
             base = package[: len(package) - node.level + 1] + tuple(
                 (node.module or "").split(".") if node.module else ()

@@ -252,8 +252,8 @@ def walled_run(temperatures, num_steps=400):
 
 
 def test_a_chain_that_turns_non_finite_is_stopped_and_the_others_go_on():
-    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 0.6 stopped: .*non-finite") as caught:
-        result = walled_run([1e-3, 0.6])
+    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 1.2 stopped: .*non-finite") as caught:
+        result = walled_run([1e-3, 1.2])
     assert len(caught) == 1
     status = result.trace.status.values[:, 0]
     assert (status[0] == pl.Status.RUNNING).all()

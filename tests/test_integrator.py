@@ -42,7 +42,7 @@ def test_one_step_equals_the_formula_in_float64(c1, time_step):
 def test_without_variance_it_is_bussi_parrinello():
     """Two half kicks and two half thermostats around each drift, written out with momenta at full steps."""
     p = problem(1)
-    c1, T, dt = 0.9, jnp.asarray(0.5), 0.4
+    c1, T, dt = 0.9, 0.5, 0.4
     rng = np.random.default_rng(2)
     first, third, fourth = rng.normal(size=(3, 7))
     c2 = np.sqrt((1 - c1**2) * p["m"] * T)
@@ -59,14 +59,14 @@ def test_without_variance_it_is_bussi_parrinello():
     expected = c1**2 * half - (1 + c1**2) * dt / 2 * gradient(w) + np.sqrt(1 + c1**2) * c2 * combined
     np.testing.assert_allclose(next_half, expected, atol=1e-12)
     with jax.enable_x64(True):
-        zero = jnp.zeros(7)
+        zero, temperature = jnp.zeros(7), jnp.asarray(T)
         h = integrator.half_step(
             jnp.asarray(momentum),
             jnp.asarray(gradient(p["w"])),
             jnp.asarray(first),
             jnp.asarray(p["m"]),
             zero,
-            T,
+            temperature,
             c1,
             dt,
         )
@@ -78,7 +78,7 @@ def test_without_variance_it_is_bussi_parrinello():
             jnp.asarray(combined),
             jnp.asarray(p["m"]),
             zero,
-            T,
+            temperature,
             c1,
             dt,
         )

@@ -164,8 +164,8 @@ class Plan:
 
         It ends early when no chain is left running. With `segment`, the chains are handed out at its multiples, too.
         """
-        if bool(np.all(np.asarray(states.status) != Status.RUNNING)):
-            return
+        if start > 0 and bool(np.all(np.asarray(states.status) != Status.RUNNING)):
+            return  # nothing is left to continue; a new run goes on to its first record, which says why
         reporter = Reporter(self.layout)
         with progress_bar(self.num_steps, self.layout.size, show=progress, start=start) as bar:
             for record in run(

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .checks import as_number
 from .types import Array, Weights
@@ -82,8 +83,9 @@ def check_given(masses: float | Weights) -> None:
     for leaf in leaves:
         if jnp.ndim(leaf) == 0:
             as_number("masses", leaf)
-        low, high = float(jnp.min(jnp.asarray(leaf))), float(jnp.max(jnp.asarray(leaf)))
-        if not (low > 0 and high < jnp.inf):
+        values = np.asarray(leaf, np.float64)
+        low, high = float(values.min()), float(values.max())
+        if not (low > 0 and high < np.inf):
             bad = low if not low > 0 else high
             raise ValueError(
                 f"masses holds {bad:g}; all must be positive and finite: pass one number or a pytree shaped like the "

@@ -69,7 +69,7 @@ def test_minibatch_hmc_samples_the_whole_data_set_exactly():
     sampler = pl.minibatch_hybrid_monte_carlo(potential, dataset, batch_size=4, num_leapfrog_steps=3, time_step=0.4)
     result = pl.sample(
         sampler, np.zeros(dimension, np.float32), temperatures=[temperature], num_chains=num_chains,
-        num_steps=500, record_every=1, keep_weights_every=1, key=0,
+        num_steps=500, record_every=1, keep_weights_every=1, key=1,
     )  # fmt: skip
     draws = np.asarray(result.samples)[0, :, 50:, :] - np.asarray(dataset.inputs, np.float64).mean(axis=0)
     assert 0.3 < float(result.trace["acceptance"][..., -1].mean()) < 0.9
