@@ -27,7 +27,7 @@ types: $(STAMP)  ## Static types
 	$(BIN)/mypy
 
 unit: $(STAMP)   ## Tests alone
-	JAX_PLATFORMS=cpu $(BIN)/pytest --numprocesses 2
+	JAX_PLATFORMS=cpu $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("pseudolangevin needs Python 3.11 or newer; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
