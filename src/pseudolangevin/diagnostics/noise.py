@@ -154,9 +154,11 @@ def ks_p_values(noise: ArrayLike) -> Floats:
 def correlations(noise: ArrayLike) -> Floats:
     """The elements C_ij, i < j, of the correlation matrix of draws (draw, component).
 
-    For uncorrelated noise their standard deviation is 1/√draws: 0.063 for 250.
+    For uncorrelated noise their standard deviation is 1/√draws: 0.063 for 250. A component that no draw moved (a unit
+    that almost no example wakes) has no correlations and is left out.
     """
-    matrix: Floats = np.atleast_2d(np.corrcoef(np.asarray(noise, np.float64), rowvar=False))
+    values = np.asarray(noise, np.float64)
+    matrix: Floats = np.atleast_2d(np.corrcoef(values[:, np.ptp(values, axis=0) > 0], rowvar=False))
     return matrix[np.triu_indices(len(matrix), 1)]
 
 

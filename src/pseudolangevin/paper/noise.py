@@ -39,7 +39,7 @@ class Settings:
 
 SETTINGS = {
     "paper": Settings(50, 5_000, 3, 1e-6, 0.03, 558, 30_000, 2_500),
-    "smoke": Settings(10, 20, 1, 1e-4, 0.03, 156, 4_000, 1_000),
+    "smoke": Settings(10, 20, 1, 1e-5, 0.03, 1_560, 4_000, 1_000),
 }
 
 
@@ -85,7 +85,7 @@ def rows_of(studies: list[NoiseStudy], scale: str, settings: Settings) -> list[R
             float(fractions.mean()),
             _error(fractions),
             0.015,
-            0.93 <= fractions.mean() <= 0.96,
+            bool(0.93 <= fractions.mean() <= 0.96),
         )
     ]
     for index, kind in enumerate(KINDS):

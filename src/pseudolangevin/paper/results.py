@@ -45,6 +45,7 @@ def row(
     target = published if published is not None else 0.0
     if tolerance is not None and relative:
         tolerance = tolerance * abs(target)
+    measured = float(measured)
     passed = math.isfinite(measured) and (tolerance is None or abs(measured - target) <= tolerance)
     error = standard_error if standard_error is not None and math.isfinite(standard_error) else None
     return Row(quantity, published, measured, error, tolerance, passed)
@@ -88,7 +89,7 @@ class Reproduction:
                 "seconds": round(self.seconds, 1),
             },
         }
-        (out / f"{self.name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+        (out / f"{self.name}.json").write_text(json.dumps(content, indent=1) + "\n")
         self.figure.savefig(out / f"{self.name}.png", dpi=150)
 
     def print(self, console: Console | None = None) -> None:

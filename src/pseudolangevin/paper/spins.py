@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +54,22 @@ def spin_task(hidden_units: int, *, num_train: int | None = None, data_seed: int
 def living_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> Weights:
     """Random weights, leading axes (1, num_starts), whose classes all show a signal after ten epochs of Adam.
 
-    ReLU on the logits leaves some random starts with a class that never learns; these are passed over.
+    ReLU on the logits leaves some random starts with a class that never learns, most of them in small networks; these
+    are passed over.
     """
-    candidates = [task.network.init(jax.random.key(seed + i)) for i in range(4 * num_starts)]
+    num_candidates = 8 * num_starts
+    found: list[Weights] = []
+    for attempt in range(8):
+        found += _living(task, range(seed + attempt * num_candidates, seed + (attempt + 1) * num_candidates))
+        if len(found) >= num_starts:
+            return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *found[:num_starts])
+    raise ValueError(
+        f"only {len(found)} of {8 * num_candidates} random starts keep all classes alive; try another seed"
+    )
+
+
+def _living(task: SpinTask, seeds: Sequence[int]) -> list[Weights]:
+    candidates = [task.network.init(jax.random.key(s)) for s in seeds]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *candidates)
     num_steps = 10 * task.train.num_examples // 128
     with warnings.catch_warnings():
@@ -66,14 +80,10 @@ def living_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> Weights:
             num_chains=len(candidates),
             num_steps=num_steps,
             record_every=num_steps,
-            key=seed,
+            key=seeds[0],
         )
-    alive = np.flatnonzero(~result.trace.dead_class.isel(temperature=0, draw=-1).any("class").values)[:num_starts]
-    if len(alive) < num_starts:
-        raise ValueError(
-            f"only {len(alive)} of {len(candidates)} random starts keep all classes alive; try another seed"
-        )
-    return jax.tree.map(lambda w: w[:, alive], stacked)
+    dead = result.trace.dead_class.isel(temperature=0, draw=-1).any("class").values
+    return [candidate for candidate, is_dead in zip(candidates, dead, strict=True) if not is_dead]
 
 
 def trained_starts(
