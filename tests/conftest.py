@@ -8,9 +8,9 @@ import shutil
 import tempfile
 from typing import NamedTuple
 
-# Most of the tests' time would be XLA's. Children inherit both settings; they must stand before JAX is imported.
-QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
+# Most of the tests' time would be XLA's. Children inherit these settings; they must stand before JAX is imported.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if "PYTEST_XDIST_WORKER" in os.environ or "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Not shared by the workers: entries are not written atomically.
     cache = tempfile.mkdtemp(prefix="pseudolangevin-tests-")

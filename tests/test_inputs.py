@@ -1,5 +1,6 @@
 """Bad input always gives a ValueError that names the argument and what is wrong with it, before anything compiles."""
 
+import inspect
 import math
 from typing import Any
 
@@ -23,6 +24,7 @@ DATASET = pl.Dataset(np.ones((NUM, 3), np.float32), np.arange(NUM) % 2)
 NETWORK = pl.models.feedforward((3, 4, 2))
 POTENTIAL = pl.classification(NETWORK.apply)
 WEIGHTS = jax.tree.map(np.asarray, NETWORK.init(jax.random.key(0)))
+THREE_KEYS = jax.random.split(jax.random.key(0), 3)
 SAMPLER = pl.pseudo_langevin(POTENTIAL, DATASET, batch_size=4)
 MAKERS = {
     "pseudo_langevin": lambda **options: pl.pseudo_langevin(POTENTIAL, DATASET, **{"batch_size": 4} | options),
@@ -409,3 +411,27 @@ def test_sizes_of_a_task_are_positive(name, value):
 @quick
 def test_adam_checks_its_numbers(name, value):
     refused(lambda: MAKERS["adam"](**{name: value}), name, repr(value))
+
+
+@pytest.mark.parametrize("value", [None, "0", 0.5, True, 2**64, [0], np.zeros(2), THREE_KEYS])
+def test_key_is_a_seed_or_a_key(value):
+    refused(lambda: run(key=value), "key", remedy="jax.random.key(0)")
+
+
+@pytest.mark.parametrize("masses", [{"a": 1.0}, [1.0], np.ones(3), jax.tree.map(lambda w: w[None] ** 2 + 1, WEIGHTS)])
+def test_masses_fit_the_weights(masses):
+    refused(lambda: run(MAKERS["full_batch"](masses=masses)), "masses", remedy="shaped like the weights")
+    hybrid = pl.hybrid_monte_carlo(POTENTIAL, DATASET, num_leapfrog_steps=2, time_step=0.1, masses=masses)
+    refused(lambda: run(hybrid), "masses", remedy="shaped like the weights")
+
+
+def test_any_scalar_is_one_mass():
+    for number in (2, 2.0, np.float32(2), np.int64(2), jnp.asarray(2.0)):
+        assert MAKERS["full_batch"](masses=number).settings["masses"] == 2.0
+
+
+@pytest.mark.parametrize("make", [pl.pseudo_langevin, pl.naive_pseudo_langevin, pl.full_batch_langevin])
+def test_every_number_is_on_record(make):
+    required = {"time_step": 0.1} if make is not pl.pseudo_langevin else {}
+    names = {*inspect.signature(make).parameters} - {"potential", "dataset"}
+    assert {*make(POTENTIAL, DATASET, **required).settings} == names

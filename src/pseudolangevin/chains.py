@@ -135,8 +135,10 @@ class Plan:
     def init(self, weights: Weights, key: Key | int) -> Any:
         """States of all chains at step 0; `weights` and `key` as for `sample`."""
         starts = self.layout.starts(weights, self.sampler.potential, self.sampler.dataset)
+        one = jax.tree.map(lambda w: w[0], starts)
         if self.test is not None:
-            self.sampler.potential.check(jax.tree.map(lambda w: w[0], starts), self.test)
+            self.sampler.potential.check(one, self.test)
+        self.sampler.kernel.check(one)
         return init(self.sampler, starts, self.layout.temperature_per_chain(starts), self.layout.keys(key))
 
     def abstract_states(self, weights: Weights) -> Any:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from . import estimates
-from .estimates import DEFAULT_DISCARD, Estimator
+from .estimates import DEFAULT_DISCARD
 from .published import PublishedAverages
 
 MAX_CURVES = 12
@@ -26,7 +26,6 @@ def summary_figure(
     trace: xr.Dataset,
     published: Sequence[PublishedAverages] | None = None,
     *,
-    estimator: Estimator | None = None,
     discard: float = DEFAULT_DISCARD,
 ) -> Figure:
     """Loss, |w|² and error against T on logarithmic axes (the form of the paper's Fig. 3d), above their traces.
@@ -35,13 +34,11 @@ def summary_figure(
         trace: as `sample` returns it.
         published: from `published.published_averages`; drawn beside the run's own averages, with their thermal
             standard deviations.
-        estimator: of averages and standard errors; default: the package's.
         discard: share of the records that averages leave out; it is shaded in the traces.
 
     Example:
         >>> summary_figure(result.trace).savefig("summary.png")  # doctest: +SKIP
     """
-    estimator = estimator or estimates.default_estimator()
     kept = estimates.kept(trace, discard)
     panels = [(name, label) for name, label in _PANELS if name in trace]
     if not panels or trace.sizes["draw"] == 0:
@@ -50,7 +47,7 @@ def summary_figure(
     FigureCanvasAgg(figure)  # off screen, without touching pyplot's global state
     axes = figure.subplots(2, len(panels), squeeze=False)
     for column, (name, label) in enumerate(panels):
-        _draw_averages(axes[0, column], name, label, trace, kept, estimator, published or [])
+        _draw_averages(axes[0, column], name, label, trace, kept, published or [])
         _draw_traces(axes[1, column], name, label, trace, kept)
     axes[0, 0].legend(frameon=False, fontsize=9)
     axes[1, 0].legend(frameon=False, fontsize=8, ncols=2 if trace.sizes["temperature"] > 4 else 1)
@@ -63,11 +60,10 @@ def _draw_averages(
     label: str,
     trace: xr.Dataset,
     kept: xr.Dataset,
-    estimator: Estimator,
     published: Sequence[PublishedAverages],
 ) -> None:
     temperatures = np.asarray(trace["temperature"].values, float)
-    averages = estimates.average_by_temperature(kept[name], kept, estimator)
+    averages = estimates.average_by_temperature(kept[name], kept)
     means = np.array([average.mean for average in averages])
     errors = np.nan_to_num(np.array([average.standard_error for average in averages]))
     markers = ("s", "D")

@@ -38,21 +38,8 @@ def step(
     weights = drift(weights, half_step_momentum, masses, time_step)
     gradient = gradient_at(weights)
     retained = momentum_retention**2
-    kick_length = (1 + retained) * time_step / 2
-
-    def kick(h: Array, g: Array) -> Array:
-        return retained * h - kick_length * g
-
-    half_step_momentum = jax.tree.map(kick, half_step_momentum, gradient)
-    if noise is None:
-        return weights, half_step_momentum
-
-    def thermalize(h: Array, m: Array, v: Array, xi: Array) -> Array:
-        # At the limit 𝒯 = 1/(1 + c1²) the injected noise vanishes; rounding must not make its variance negative.
-        injected = jnp.maximum((1 - retained**2) * m * temperature - kick_length**2 * v, 0.0)
-        return h + jnp.sqrt(injected) * xi
-
-    return weights, jax.tree.map(thermalize, half_step_momentum, masses, variance, noise)
+    length = (1 + retained) * time_step / 2
+    return weights, _kick(half_step_momentum, gradient, noise, masses, variance, temperature, retained, length)
 
 
 def drift(weights: Weights, half_step_momentum: Weights, masses: Weights, time_step: float | Array) -> Weights:
@@ -71,15 +58,30 @@ def half_step(
     time_step: float | Array,
 ) -> Weights:
     """h = c1·p − (δt/2)·g + √((1 − c1²)·M·T − (δt/2)²·𝒱)·ξ (eq:ExtendedMomenta_pL)."""
-    h = jax.tree.map(lambda p, g: momentum_retention * p - 0.5 * time_step * g, momentum, gradient)
+    return _kick(momentum, gradient, noise, masses, variance, temperature, momentum_retention, 0.5 * time_step)
+
+
+def _kick(
+    momentum: Weights,
+    gradient: Weights,
+    noise: Weights | None,
+    masses: Weights,
+    variance: Weights,
+    temperature: Array,
+    retained: float,
+    length: float | Array,
+) -> Weights:
+    """r·p − l·g + √((1 − r²)·M·T − l²·𝒱)·ξ, with r what is `retained` and l the `length` in time."""
+    kicked = jax.tree.map(lambda p, g: retained * p - length * g, momentum, gradient)
     if noise is None:
-        return h
+        return kicked
 
     def thermalize(h: Array, m: Array, v: Array, xi: Array) -> Array:
-        injected = jnp.maximum((1 - momentum_retention**2) * m * temperature - (0.5 * time_step) ** 2 * v, 0.0)
+        # At the limit 𝒯 = 1/(1 + c1²) the injected noise vanishes; rounding must not make its variance negative.
+        injected = jnp.maximum((1 - retained**2) * m * temperature - length**2 * v, 0.0)
         return h + jnp.sqrt(injected) * xi
 
-    return jax.tree.map(thermalize, h, masses, variance, noise)
+    return jax.tree.map(thermalize, kicked, masses, variance, noise)
 
 
 def full_step(half_step_momentum: Weights, gradient: Weights, time_step: float | Array) -> Weights:

@@ -48,7 +48,7 @@ class Layout:
 
     def keys(self, key: Key | int) -> Key:
         """Each chain's key: made from its number and its temperature alone, so that company does not matter."""
-        key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        key = as_key(key)
         bits = np.asarray(self.temperatures, np.float32).view(np.uint32)
 
         def chain_key(temperature_bits: Array, chain: Array) -> Key:
@@ -107,6 +107,18 @@ class Layout:
             "step": ("draw", (draws + 1) * record_every),
         }
         return xr.Dataset(variables, coords | observables.coordinates(weights, records))
+
+
+def as_key(key: Key | int) -> Key:
+    """A random key from a seed, or the key itself; refuse anything else."""
+    if isinstance(key, jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return key
+        if key.dtype == jnp.uint32 and key.shape == (2,):  # from jax.random.PRNGKey
+            return jax.random.wrap_key_data(key)
+    if isinstance(key, int | np.integer) and not isinstance(key, bool) and -(2**63) <= key < 2**63:
+        return jax.random.key(key)
+    raise ValueError(f"key = {key!r} is neither an integer seed nor one key; pass key=0 or key=jax.random.key(0)")
 
 
 def dimensions(name: str) -> tuple[str, ...]:

@@ -70,6 +70,11 @@ def given(weights: Weights, masses: float | Weights) -> Weights:
     return jax.tree.map(fitted, weights, masses)
 
 
+def for_the_record(masses: float | Weights) -> float | str:
+    """The number, or that there were many."""
+    return float(masses) if is_one_number(masses) else "given"
+
+
 def is_one_number(masses: float | Weights) -> bool:
     """Whether one mass was given for all weights."""
     return jax.tree_util.all_leaves([masses]) and jnp.ndim(masses) == 0

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .types import Status
+from .types import HEALTHY, Status
 
 
 class ChainStoppedWarning(UserWarning):
@@ -46,7 +46,7 @@ class Reporter:
 
     def mask_stopped(self, record: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The record with NaN in place of the numbers of chains that failed; one that was done rests at its values."""
-        stopped = ~np.isin(record["status"], [status for status in Status if status.healthy])
+        stopped = ~np.isin(record["status"], HEALTHY)
         if not stopped.any():
             return record
         return {

@@ -54,3 +54,7 @@ class Status(IntEnum):
             ),
             Status.EARLY_STOPPED: "the validation set has not improved for `patience` validations",
         }[self]
+
+
+HEALTHY = tuple(int(status) for status in Status if status.healthy)
+"""For arrays of status: ``np.isin(status, HEALTHY)``."""

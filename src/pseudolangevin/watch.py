@@ -30,7 +30,7 @@ from .runfiles import (
     read_trace,
 )
 from .sparkline import sparkline
-from .types import Status
+from .types import HEALTHY, Status
 
 RECENT_RECORDS = 240
 """What the sparklines look back on."""
@@ -232,13 +232,15 @@ def _status(here: xr.Dataset) -> Text:
     if "status" not in here:
         return Text("")
     codes = [int(code) for code in here["status"].transpose("chain", "draw").values[:, -1]]
-    stopped = [code for code in codes if code > Status.RUNNING]
-    if not stopped:
-        return Text("ok", style="green")
+    # Negative: not recorded yet.
+    failed = [code for code in codes if code >= 0 and code not in HEALTHY]
+    if not failed:
+        early = codes.count(Status.EARLY_STOPPED)
+        return Text(f"ok, {early} of {len(codes)} ended early" if early else "ok", style="green")
     names = sorted(
-        {Status(code).name.lower().replace("_", " ") if code in set(Status) else str(code) for code in stopped}
+        {Status(code).name.lower().replace("_", " ") if code in set(Status) else str(code) for code in failed}
     )
-    return Text(f"{len(stopped)} of {len(codes)} stopped: {', '.join(names)}", style="red")
+    return Text(f"{len(failed)} of {len(codes)} stopped: {', '.join(names)}", style="red")
 
 
 def _clock(seconds: float) -> str:

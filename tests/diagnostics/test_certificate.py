@@ -13,6 +13,7 @@ from pseudolangevin.chains import Result
 from pseudolangevin.diagnostics.verdicts import Line, Verdict
 from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
+from ..compilation import optimized
 from . import gaussian_toy as toy
 
 NUM_SEEDS = 20
@@ -32,7 +33,8 @@ def failed_names(certificate: pl.Certificate) -> set[str]:
 def correct_runs() -> Result:
     """Two temperatures, and two chains for each of twenty seeds: chains are independent whatever runs beside them."""
     temperatures = (toy.TEMPERATURE, toy.TEMPERATURE * toy.SPACING)
-    return toy.run(toy.sampler(), num_chains=2 * NUM_SEEDS, temperatures=temperatures)
+    with optimized():
+        return toy.run(toy.sampler(), num_chains=2 * NUM_SEEDS, temperatures=temperatures)
 
 
 @pytest.fixture(scope="module")

@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 from synthetic import make_trace, stop_chain
 
-from pseudolangevin.estimates import average_by_temperature, batch_means, kept
+from pseudolangevin.estimates import average_by_temperature, kept
 from pseudolangevin.published import published_averages
-
-
-def test_batch_means_see_the_autocorrelation() -> None:
-    """An autoregressive chain x ← a·x + √(1−a²)·ξ has unit variance and (1+a)/(1−a) draws per independent one."""
-    rng, a = np.random.default_rng(0), 0.9
-    means, errors = [], []
-    for _ in range(60):
-        noise = math.sqrt(1 - a * a) * rng.normal(size=(2, 10_000))
-        chains = np.empty_like(noise)
-        chains[:, 0] = rng.normal(size=2)
-        for i in range(1, noise.shape[1]):
-            chains[:, i] = a * chains[:, i - 1] + noise[:, i]
-        average = batch_means(chains)
-        means.append(average.mean)
-        errors.append(average.standard_error)
-    expected = math.sqrt((1 + a) / (1 - a) / 20_000)
-    # Means of batches of length b are correlated: the variance comes out too small by the share 2a/((1−a²)·b).
-    biased = expected * math.sqrt(1 - 2 * a / ((1 - a * a) * 100))
-    # Each error is known to 1/√(2·200) from its 200 batches, and there are 60 of them.
-    assert np.mean(errors) == pytest.approx(biased, rel=4 / math.sqrt(2 * 200 * 60))
-    assert np.std(means) == pytest.approx(expected, rel=4 / math.sqrt(2 * 60))
-
-
-def test_chains_that_disagree_widen_the_error() -> None:
-    rng = np.random.default_rng(0)
-    together = rng.normal(size=(2, 400))
-    apart = together + np.array([[0.0], [5.0]])
-    assert batch_means(apart).standard_error > 4 * batch_means(together).standard_error
-
-
-def test_too_little_to_say() -> None:
-    assert math.isnan(batch_means(np.empty((0, 0))).mean)
-    single = batch_means(np.array([[2.0]]))
-    assert single.mean == 2.0
-    assert math.isnan(single.standard_error)
-    constant = batch_means(np.full((2, 9), 3.0))
-    assert constant.standard_error == 0.0
+from pseudolangevin.report.facts import stopped_chains
+from pseudolangevin.types import Status
 
 
 def test_kept_records() -> None:
@@ -59,9 +21,17 @@ def test_kept_records() -> None:
 
 def test_stopped_chains_do_not_count() -> None:
     trace = stop_chain(make_trace(draws=40), 0, 0, 39)
-    averages = average_by_temperature(trace["loss"], trace, batch_means)
+    averages = average_by_temperature(trace["loss"], trace)
     assert averages[0].mean == pytest.approx(float(trace["loss"].values[0, 1].mean()))
     assert averages[1].mean == pytest.approx(float(trace["loss"].values[1].mean()))
+
+
+def test_chains_that_ended_as_asked_count() -> None:
+    trace = make_trace(draws=40)
+    trace["status"][0, 0, 30:] = int(Status.EARLY_STOPPED)
+    averages = average_by_temperature(trace["loss"], trace)
+    assert averages[0].mean == pytest.approx(float(trace["loss"].values[0].mean()))
+    assert stopped_chains(trace) == []
 
 
 def test_published_values_are_for_the_published_system() -> None:

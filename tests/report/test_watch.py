@@ -16,6 +16,7 @@ from synthetic import make_trace, stop_chain, write_run
 
 from pseudolangevin import watch as module
 from pseudolangevin.sparkline import sparkline
+from pseudolangevin.types import Status
 from pseudolangevin.watch import Snapshot, render, watch
 
 
@@ -71,6 +72,14 @@ def test_stopped_chains_are_told(tmp_path: Path) -> None:
     run = write_run(tmp_path / "all", everyone)
     assert "all chains stopped" in printed(run)
     assert Snapshot.of(run).finished
+
+
+def test_chains_that_ended_as_asked_are_not_failures(tmp_path: Path) -> None:
+    trace = make_trace(draws=10)
+    trace["status"][:, 0, 4:] = int(Status.EARLY_STOPPED)
+    text = printed(write_run(tmp_path / "run", trace))
+    assert "ok, 1 of 2 ended early" in text
+    assert "stopped:" not in text
 
 
 def test_hundreds_of_temperatures_fit_a_screen(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import xarray as xr
 from ..chains import Result
 from ..checks import check_integer, check_interval, check_positive
 from ..samplers.langevin_kernel import LangevinKernel
-from ..types import Status
+from ..types import HEALTHY, Status
 from . import rendering
 from .averages import discard
 from .chain_lines import Chain, Tolerances, chain_lines
@@ -156,7 +156,7 @@ class _Run:
         self._retained: xr.Dataset = result.trace.isel(draw=slice(first, None))
         step = np.asarray(result.trace["step"].values)
         self.length = RunLength(num_records, int(step[0]))
-        self._healthy = (result.trace["status"] == Status.RUNNING).all("draw").values
+        self._healthy = result.trace["status"].isin(HEALTHY).all("draw").values
 
     def label(self, temperature: int) -> float | None:
         """T, or None for a sampler without."""

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from ..diagnostics.noise_study import KINDS, NoiseStudy, noise_study
+from ..published import published_numbers
 from ..samplers.langevin import pseudo_langevin
-from .results import Reproduction, Row, published, row
+from .results import Reproduction, Row, row
 from .spins import spin_task, trained_starts
 
 LABELS = {"minibatch": "mini-batch", "white": "white", "total": "total"}
@@ -73,7 +74,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
 
 def rows_of(studies: list[NoiseStudy], scale: str, settings: Settings) -> list[Row]:
     """Gaussianity, correlations, memory."""
-    reference = published("noise") if scale == "paper" else {}
+    reference = published_numbers()["noise"] if scale == "paper" else {}
     fractions = np.concatenate([study.ks_fraction for study in studies])
     spreads = np.concatenate([study.correlation_std for study in studies])
     memory = np.concatenate([study.autocorrelation for study in studies])

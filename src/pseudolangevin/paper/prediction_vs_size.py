@@ -17,10 +17,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..diagnostics.averages import Average, average
+from ..published import published_numbers
 from ..samplers.hybrid import hybrid_monte_carlo
 from ..samplers.langevin import pseudo_langevin
 from ..types import Weights
-from .results import Reproduction, Row, published, relative_difference, row
+from .results import Reproduction, Row, relative_difference, row
 from .spins import SpinTask, spin_task, trained_starts
 from .thermodynamics import METHODS, OBSERVABLES, published_value
 from .timed import sample_for
@@ -173,12 +174,11 @@ def rows_of(comparison: Comparison, temperature: float, scale: str) -> list[Row]
 
 
 def _published(num_weights: int, method: str, temperature: float, name: str) -> float | None:
-    if num_weights == published("thermodynamics")["num_weights"]:
+    if num_weights == published_numbers()["thermodynamics"]["num_weights"]:
         return published_value(method, temperature, name)
-    section = published("generalization")
+    section = published_numbers()["generalization"]
     if method == "pseudo_langevin" and num_weights == section["num_weights"]:
-        column = section["columns"].index("train_error" if name == "error" else name)
-        return next((float(line[column]) for line in section[method] if np.isclose(line[0], temperature)), None)
+        return published_value(method, temperature, "train_error" if name == "error" else name, "generalization")
     return None
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +102,3 @@ class Reproduction:
                 r.quantity, *("–" if x is None else f"{x:.4g}" for x in numbers), "ok" if r.passed else "FAILS"
             )
         (console or Console()).print(table)
-
-
-def published(section: str) -> dict[str, Any]:
-    """One section of the published numbers."""
-    text = (resources.files("pseudolangevin") / "published.json").read_text(encoding="utf-8")
-    return json.loads(text)[section]

@@ -16,9 +16,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from ..diagnostics.averages import Average, average
+from ..published import published_numbers
 from ..samplers.hybrid import hybrid_monte_carlo
 from ..samplers.langevin import pseudo_langevin
-from .results import Reproduction, Row, published, relative_difference, row
+from .results import Reproduction, Row, relative_difference, row
 from .spins import spin_task, trained_starts
 from .timed import sample_for
 
@@ -168,9 +169,9 @@ def virial(trace: xr.Dataset, temperature: float) -> float:
     return average(values, burn_in=0.5).mean / temperature
 
 
-def published_value(method: str, temperature: float, observable: str) -> float | None:
+def published_value(method: str, temperature: float, observable: str, table: str = "thermodynamics") -> float | None:
     """The published average, where there is one."""
-    section = published("thermodynamics")
+    section = published_numbers()[table]
     column = section["columns"].index(observable)
     for line in section[method]:
         if np.isclose(line[0], temperature):

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from ..estimates import Average, Estimator, average_by_temperature
+from ..diagnostics.averages import Average
+from ..estimates import average_by_temperature
 from ..published import PublishedAverages
 from .displacement import mean_squared_displacement
 from .figure import Axis, Figure, Reference, Series
@@ -57,14 +58,13 @@ def average_figures(
     return figures
 
 
-def layer_figure(kept: xr.Dataset, view: View, estimator: Estimator) -> Figure | None:
+def layer_figure(kept: xr.Dataset, view: View) -> Figure | None:
     """Virial temperature of each layer over T."""
     if "layer_virial_temperature" not in kept or not all(value > 0 for value in view.values):
         return None
     layers = [str(name) for name in kept["layer"].values]
     table = [
-        average_by_temperature(kept["layer_virial_temperature"].isel(layer=index), kept, estimator)
-        for index in range(len(layers))
+        average_by_temperature(kept["layer_virial_temperature"].isel(layer=index), kept) for index in range(len(layers))
     ]
     series = []
     for position, temperature in enumerate(view.temperatures):
@@ -87,13 +87,13 @@ def layer_figure(kept: xr.Dataset, view: View, estimator: Estimator) -> Figure |
     )
 
 
-def variance_figure(temperatures: np.ndarray, kept: xr.Dataset, estimator: Estimator) -> Figure | None:
+def variance_figure(temperatures: np.ndarray, kept: xr.Dataset) -> Figure | None:
     """Mean 𝒱 of each layer against temperature."""
     if "gradient_variance" not in kept:
         return None
     series, legend = [], []
     for index, layer in enumerate(str(name) for name in kept["layer"].values[:8]):
-        averages = average_by_temperature(kept["gradient_variance"].isel(layer=index), kept, estimator)
+        averages = average_by_temperature(kept["gradient_variance"].isel(layer=index), kept)
         key = f"variance-layer{index}"
         series.append(_average_series(key, layer, f"c{index}", index, temperatures, averages))
         legend.append((key, layer))

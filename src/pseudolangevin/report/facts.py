@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ..estimates import Average
+from ..diagnostics.averages import Average
 from ..published import PublishedAverages
 from ..runfiles import find_setting, flatten
-from ..types import Status
+from ..types import HEALTHY, Status
 from .verdict import format_number, with_error
 from .view import scientific
 
@@ -72,17 +72,17 @@ def origin(info: Mapping[str, Any]) -> list[str]:
 
 
 def stopped_chains(trace: xr.Dataset) -> list[str]:
-    """A sentence for every chain that stopped."""
+    """A sentence for every chain that failed; one that ended as asked is no news."""
     if "status" not in trace or trace.sizes.get("draw", 0) == 0:
         return []
     status = trace["status"].transpose("temperature", "chain", "draw").values
     steps = trace["step"].values if "step" in trace.coords else np.arange(1, status.shape[-1] + 1)
     sentences = []
-    for temperature, chain in np.argwhere(status[..., -1] != Status.RUNNING).tolist():
+    for temperature, chain in np.argwhere(~np.isin(status[..., -1], HEALTHY)).tolist():
         codes = status[temperature, chain]
         code = int(codes[-1])
         reason = Status(code).explanation if code in set(Status) else f"status {code}"
-        first = int(steps[int(np.argmax(codes != Status.RUNNING))])
+        first = int(steps[int(np.argmax(~np.isin(codes, HEALTHY)))])
         where = f"Chain {chain} at T = {scientific(float(trace['temperature'].values[temperature]))}"
         sentences.append(f"{where} stopped before step {_grouped(first)}: {reason}.")
     if len(sentences) > _MAX_LISTED:

@@ -15,7 +15,7 @@ import xarray as xr
 from markupsafe import Markup
 
 from .. import estimates
-from ..estimates import DEFAULT_DISCARD, Estimator
+from ..estimates import DEFAULT_DISCARD
 from ..published import published_averages
 from ..runfiles import find_number, flatten
 from . import along_the_run, equilibrium
@@ -33,7 +33,6 @@ def report_html(
     certificate: Any = None,
     *,
     samples: tuple[np.ndarray, Mapping[str, np.ndarray]] | None = None,
-    estimator: Estimator | None = None,
     discard: float = DEFAULT_DISCARD,
 ) -> str:
     """A self-contained page about a run.
@@ -45,21 +44,19 @@ def report_html(
             `written_at`.
         certificate: an object or mapping with `passed` and `lines`, or None.
         samples: steps, and arrays (temperature, chain, kept draw, …) of kept weights, for the diffusion.
-        estimator: of averages with standard errors; default: the package's.
         discard: share of the records that averages leave out.
     """
-    estimator = estimator or estimates.default_estimator()
     kept = estimates.kept(trace, discard)
     config = info.get("config") or {}
     settings = {path.rsplit(".", 1)[-1]: value for path, value in flatten(config).items()}
     published = published_averages(info.get("num_weights"), settings)
     view = View.of(trace)
     averages = {
-        name: estimates.average_by_temperature(kept[name], kept, estimator)
+        name: estimates.average_by_temperature(kept[name], kept)
         for name in ("loss", "squared_norm", "error", "test_error", "kinetic_temperature", "virial_temperature")
         if name in kept
     }
-    sections = _sections(trace, kept, view, averages, published, config, samples, estimator)
+    sections = _sections(trace, kept, view, averages, published, config, samples)
     drawn = [figure for section in sections for figure in section["figures"]]
     script = '"use strict";\n(() => {\n' + "\n".join(_resource(name) for name in _SCRIPTS) + "})();"
     data = {"figures": [figure.to_json() for figure in drawn], "legend": view.legend()}
@@ -98,7 +95,6 @@ def _sections(
     published: list[Any],
     config: Mapping[str, Any],
     samples: tuple[np.ndarray, Mapping[str, np.ndarray]] | None,
-    estimator: Estimator,
 ) -> list[dict[str, Any]]:
     """Headings with their figures; sections without figures are left out."""
     if trace.sizes.get("draw", 0) == 0:
@@ -123,7 +119,7 @@ def _sections(
             "equilibrium",
             "Equilibrium",
             [
-                equilibrium.layer_figure(kept, view, estimator),
+                equilibrium.layer_figure(kept, view),
                 equilibrium.energy_figure(kept, view),
                 diffusion,
             ],
@@ -133,7 +129,7 @@ def _sections(
             "Mini-batch noise",
             [
                 *ratios[:1],
-                equilibrium.variance_figure(temperatures, kept, estimator),
+                equilibrium.variance_figure(temperatures, kept),
                 along_the_run.variance_figure(trace, view),
                 *ratios[1:],
             ],

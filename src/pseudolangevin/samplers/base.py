@@ -58,6 +58,10 @@ class Kernel(ABC):
     refresh_every: int | None = None
     """`refresh` is called at multiples of this many steps, on the chains that are due; None: never."""
 
+    def check(self, weights: Weights) -> None:
+        """Refuse weights of one chain that the kernel was not made for, before anything is compiled."""
+        del weights
+
     @abstractmethod
     def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> Any:
         """The state of a chain at step 0."""

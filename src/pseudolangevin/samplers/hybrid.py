@@ -17,7 +17,7 @@ from .. import gradients
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
 from ..gradients import DEFAULT_CHUNK_SIZE, FrozenOracle
-from ..masses import check_given, is_one_number
+from ..masses import check_given, for_the_record
 from ..potential import Potential
 from ..types import Weights
 from .base import Sampler
@@ -164,7 +164,7 @@ def _sampler(
     settings = own_settings | {
         "num_leapfrog_steps": num_leapfrog_steps,
         "time_step": time_step,
-        "masses": masses if is_one_number(masses) else "given",
+        "masses": for_the_record(masses),
         "warmup_moves": warmup_moves,
         "target_acceptance": target_acceptance,
         "chunk_size": chunk_size,

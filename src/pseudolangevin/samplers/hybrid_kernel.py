@@ -103,6 +103,10 @@ class HybridKernel(Kernel):
     target_acceptance: float
     chunk_size: int
 
+    def check(self, weights: Weights) -> None:
+        """Given masses fit the weights."""
+        masses.given(weights, self.given_masses)
+
     def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> HybridState:
         """Compute the energy of the start."""
         return HybridState(

@@ -17,7 +17,7 @@ from .. import gradients
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
 from ..gradients import DEFAULT_CHUNK_SIZE
-from ..masses import Granularity, check_given
+from ..masses import Granularity, check_given, for_the_record
 from ..potential import Potential
 from ..types import Weights
 from .base import Sampler
@@ -207,6 +207,11 @@ def naive_pseudo_langevin(
         "momentum_retention": momentum_retention,
         "subtract_variance": subtract_variance,
         "refresh_every": refresh_every,
+        "max_refresh_interval": max_refresh_interval,
+        "refresh_tolerance": refresh_tolerance,
+        "variance_block": variance_block,
+        "variance_max_batches": variance_max_batches,
+        "variance_tolerance": variance_tolerance,
         "precision": precision,
     }
     return Sampler("naive_pseudo_langevin", kernel, potential, dataset, settings)
@@ -241,7 +246,7 @@ def full_batch_langevin(
     kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, fixed_masses=masses)
     settings = {
         "time_step": time_step,
-        "masses": masses if isinstance(masses, int | float) else "given",
+        "masses": for_the_record(masses),
         "momentum_retention": momentum_retention,
         "chunk_size": chunk_size,
     }

@@ -113,6 +113,11 @@ class LangevinKernel(Kernel):
     def _dynamics(self) -> dict[str, float]:
         return {"momentum_retention": self.momentum_retention, "time_step": self.time_step}
 
+    def check(self, weights: Weights) -> None:
+        """Fixed masses fit the weights."""
+        if self.fixed_masses is not None:
+            masses.given(weights, self.fixed_masses)
+
     def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> LangevinState:
         """Measure 𝒱, choose the masses, draw the momenta."""
         variance_key, momentum_key = jax.random.split(key_for(key, Stream.INIT, 0))
