@@ -14,7 +14,8 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if "PYTEST_XDIST_WORKER" in os.environ or "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Not shared by the workers: entries are not written atomically.
     cache = tempfile.mkdtemp(prefix="pseudolangevin-tests-")
-    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    owner = os.getpid()  # a forked child runs this, too, when it ends
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(cache, ignore_errors=True))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
