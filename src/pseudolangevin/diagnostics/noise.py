@@ -66,7 +66,7 @@ def draw(
     kernel = controlled_kernel(sampler)
     check_integer("num_draws", num_draws, minimum=2)
     check_integer("max_components", max_components, minimum=2)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = jax.random.key(key) if isinstance(key, int | np.integer) else key
     variance, ratios = in_force(kernel, state)
     noisy = np.flatnonzero(variance > 0)
     chosen = subset(noisy, max_components, key)
