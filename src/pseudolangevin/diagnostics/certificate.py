@@ -48,8 +48,8 @@ class Certificate:
 
     @property
     def failed_lines(self) -> tuple[Line, ...]:
-        """The lines that failed."""
-        return tuple(line for line in self.lines if line.verdict is Verdict.FAILED)
+        """The lines that count and failed."""
+        return tuple(line for line in self.lines if line.required and line.verdict is Verdict.FAILED)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for JSON; unknown numbers are None."""
@@ -89,9 +89,9 @@ def certificate(
     """Say, with errors, whether the chains of a run sample exp(−U/T).
 
     Every line asks whether a bias is within a tolerance, and answers passed, failed or undecided (see `verdicts` for
-    the rule and its error rates: a run without bias beyond the tolerances fails once in a hundred certificates, and a
-    passed line is within its tolerance with 95 % confidence). Too few samples are undecided, with how many more are
-    needed.
+    the rule and its error rates: with 20 effective samples or more, a run without bias beyond the tolerances fails once
+    in a hundred certificates, and a passed line is within its tolerance with 95 % confidence). Too few samples are
+    undecided, with how many more are needed; only a drift far beyond thermal fluctuations fails earlier.
 
     A correct pseudo-Langevin run is biased: with 𝒯 = 0.01 temperatures may be off by up to 2𝒯 = 2 %, because
     correlations of the mini-batch noise are not corrected. The default tolerance of 3 % leaves room for that and not
@@ -99,10 +99,13 @@ def certificate(
 
     Args:
         result: from `sample`.
-        tolerance: bias budget on temperatures, relative: kinetic and virial temperature, heat of a wrong 𝒱, energy
-            moved by collective noise, drift of U in units of N·T/2 and relative drift of |w|².
-        layer_tolerance: the same for the virial temperature of single layers, where collective noise concentrates.
-        ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests with p > 0.05 may fall.
+        tolerance: bias budget on temperatures, relative: kinetic and virial temperature, heat and misplaced energy of a
+            wrong 𝒱, heat of a stale one, energy moved by collective noise, drift of U in units of N·T/2 and relative
+            drift of |w|².
+        layer_tolerance: the same for single layers, where collective noise concentrates: virial temperature, misplaced
+            energy, heat of a stale 𝒱.
+        ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests of the noise's shape with p > 0.05 may
+            fall.
         rhat_tolerance: how far above 1 R-hat may be.
         ensemble_error: standard error to which the slope of ln[P2(U)/P1(U)] must be known, relative, for that line to
             pass.
@@ -137,7 +140,7 @@ def certificate(
     if result.trace.sizes["temperature"] < 2 and result.sampler.uses_temperature:
         notes.append("the ensemble check needs two temperatures close to each other")
     # All lines that come by chance share the false alarms between them.
-    num_lines = len(per_chain) + 3 * result.trace.sizes["temperature"]
+    num_lines = sum(m.required for m in per_chain) + 3 * result.trace.sizes["temperature"]
     lines = run.status_lines() + [judge(m, num_lines, run.length) for m in per_chain]
     lines += run.convergence(num_lines) + run.ensemble(num_lines)
     order = [run.label(t) for t in range(result.trace.sizes["temperature"])]

@@ -20,7 +20,8 @@ ROUNDING = 1e-3
 STEADY = 1.0
 """A drift smaller than this many standard deviations of the thermal fluctuations is of no consequence."""
 HEAT_CAPACITY = 4.0
-"""No system is expected to have a larger heat capacity than this many times that of N oscillators, N/2."""
+"""No system is expected to have a larger heat capacity than this many times that of N oscillators, N/2, nor a variance
+of |w|² larger than this many times the bound for a convex loss."""
 MIN_ACCEPTANCE = 0.2
 """A Metropolis sampler that accepts less than this moves too rarely for its averages to be trusted."""
 
@@ -176,12 +177,10 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
     """Change of U in units of N·T/2 and relative change of |w|², from the first third of the draws to the last."""
     for variable, title in [("potential", "U"), ("squared_norm", "|w|²")]:
         values = chain.values(variable)
-        unit, known_error = abs(float(values.mean())), None
+        unit = abs(float(values.mean()))
+        known_error = _thermal_error(chain, variable, unit)
         if variable == "potential" and chain.temperature is not None:
             unit = 0.5 * chain.num_weights * chain.temperature
-            # At equilibrium the variance of U is T² times the heat capacity, N/2 for independent oscillators. A change
-            # far beyond the difference of two such values is relaxation, however few and smooth the draws.
-            known_error = math.sqrt(2 * HEAT_CAPACITY * 2 / chain.num_weights)
         moved = drift(values / unit if unit > 0 else values)
         # In a small system thermal fluctuations are larger than the tolerance, and a drift within them does not matter.
         tolerance = max(tolerances.temperature, STEADY * moved.fluctuation)
@@ -199,3 +198,19 @@ def _stationarity(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]
             settles=True,
             remedy="the chain still drifts: run it longer, or discard more with burn_in",
         )
+
+
+def _thermal_error(chain: Chain, variable: str, mean: float) -> float | None:
+    """Error of the difference of two independent draws at equilibrium, at most, in units of the stationarity lines.
+
+    A change far beyond it is relaxation, however few and smooth the draws. The variance of U is T² times the heat
+    capacity, N/2 for independent oscillators. With k = λ/N the curvature of the regulariser, the variance of |w|² is at
+    most 4·⟨|w|²⟩·T/k where the loss is convex (Brascamp and Lieb), twice that of N weights that feel nothing else. Both
+    are multiplied by `HEAT_CAPACITY`, for losses that are not.
+    """
+    if chain.temperature is None:
+        return None
+    if variable == "potential":
+        return math.sqrt(2 * HEAT_CAPACITY * 2 / chain.num_weights)
+    stiffness = chain.sampler.potential.weight_decay / chain.num_weights
+    return math.sqrt(2 * HEAT_CAPACITY * 4 * chain.temperature / (stiffness * mean)) if stiffness * mean > 0 else None
