@@ -1,15 +1,24 @@
 """Traps that a certificate can fall into: each test is a case in which an earlier version gave the wrong answer."""
 
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+import pseudolangevin as pl
+from pseudolangevin import trees
+from pseudolangevin.chains import Result
 from pseudolangevin.diagnostics.averages import average
 from pseudolangevin.diagnostics.chain_lines import Tolerances
+from pseudolangevin.diagnostics.collective import collective_noise
 from pseudolangevin.diagnostics.noise import NoiseDraws, ks_shape_fraction
 from pseudolangevin.diagnostics.noise_lines import noise_lines
 from pseudolangevin.diagnostics.noise_study import NoiseStudy, noise_study
 from pseudolangevin.diagnostics.verdicts import Line, Measurement, RunLength, Verdict, judge
+from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
 from . import gaussian_toy as toy
 
@@ -113,3 +122,133 @@ def test_one_layer_with_a_wrong_variance_is_named():
     worst = lines["noise, misplaced energy, worst layer"]
     assert worst.verdict is Verdict.FAILED
     assert "second" in worst.message
+
+
+@pytest.fixture(scope="module")
+def short_run() -> Result:
+    """Two layers, and 𝒱 measured every 24 steps."""
+    sampler = toy.sampler(refresh_every=24, warmup_refreshes=0, max_refresh_interval=24, variance_max_batches=100)
+    return toy.run(sampler, num_steps=360)
+
+
+@pytest.mark.parametrize("warmup_refreshes", [0, 1])
+def test_a_refresh_finds_the_heat_of_noise_that_grew(warmup_refreshes):
+    sampler = toy.sampler(warmup_refreshes=warmup_refreshes, temperature_ratio=0.1, reset_probability=0.0)
+    kernel = sampler.kernel
+    assert isinstance(kernel, LangevinKernel)
+    start = kernel.init(jax.random.key(0), toy.weights(), jnp.asarray(toy.TEMPERATURE), sampler.dataset)
+    # As if the noise of one layer had been half of what it is: its masses and its 𝒱 are too small.
+    halved = {
+        name: getattr(start, name) | {"small": getattr(start, name)["small"] / 2}
+        for name in ("gradient_variance", "masses")
+    }
+    after = kernel.refresh(start._replace(**halved), sampler.dataset)
+    growth = np.asarray(after.gradient_variance["small"] / halved["gradient_variance"]["small"])
+    order = list(trees.layers(toy.weights()))
+    small, large = (float(after.stale_heat[order.index(name)]) for name in ("small", "large"))
+    if warmup_refreshes:
+        assert small == large == 0.0
+    else:
+        assert small == pytest.approx(1.81 * 0.1 * np.maximum(growth - 1, 0).mean(), rel=1e-4)
+        assert small > 0.1
+        # By chance alone, from a few hundred mini-batches: 0.56·(1 + c1²)·𝒯·√(2/n).
+        assert 0 < large < 0.56 * 1.81 * 0.1 * np.sqrt(2 / 100)
+
+
+def heat_lines(result: Result) -> dict[str, Line]:
+    lines = pl.certificate(result, noise_draws=0).lines
+    return {line.name: line for line in lines if line.chain == 0 and line.temperature == toy.TEMPERATURE}
+
+
+def test_the_heat_of_a_stale_variance_is_judged_in_all_and_layer_by_layer(short_run):
+    lines = heat_lines(short_run)
+    assert lines["heat of stale 𝒱"].passed
+    assert lines["heat of stale 𝒱, worst layer"].passed
+    trace = short_run.trace.copy(deep=True)
+    trace["stale_heat"].loc[{"layer": "small", "draw": trace["draw"].values[-3:]}] = 0.12
+    trace["peak_temperature_ratio"][:] = 5.0
+    lines = heat_lines(replace(short_run, trace=trace))
+    assert lines["heat of stale 𝒱"].value == pytest.approx(0.12 / 3, abs=0.003)
+    for name in ("heat of stale 𝒱", "heat of stale 𝒱, worst layer", "temperature ratio, peak"):
+        assert lines[name].verdict is Verdict.FAILED
+    assert "small" in lines["heat of stale 𝒱, worst layer"].message
+    peak = lines["temperature ratio, peak"]
+    assert not peak.required
+    assert (peak.value, peak.expected) == (5.0, pytest.approx(1 / 1.81))
+
+
+def test_heat_found_before_the_retained_draws_does_not_count(short_run):
+    trace = short_run.trace.copy(deep=True)
+    trace["stale_heat"][:] = 0.5
+    result = replace(short_run, trace=trace)
+    assert "heat of stale 𝒱" not in heat_lines(result)
+    assert any("stale" in note for note in pl.certificate(result, noise_draws=0).notes)
+
+
+def test_a_part_of_the_examples_is_not_enough_to_pass(short_run):
+    partial = pl.sample(
+        short_run.sampler,
+        toy.weights(),
+        temperatures=[toy.TEMPERATURE],
+        num_steps=24,
+        record_every=2,
+        observe_examples=10,
+        key=0,
+    )
+    assert partial.trace.attrs["observed_examples"] == 10
+    assert short_run.trace.attrs["observed_examples"] == short_run.sampler.dataset.num_examples
+    certificate = pl.certificate(partial, noise_draws=0)
+    names = {line.name for line in certificate.lines}
+    assert not any(name.startswith(("virial", "ensemble")) for name in names)
+    assert any("observe_examples" in note for note in certificate.notes)
+    (line,) = [line for line in certificate.lines if line.name == "observed examples"]
+    assert line.required
+    assert line.verdict is Verdict.UNDECIDED
+    assert certificate.verdict != "passed"
+
+
+@pytest.mark.parametrize(("warmup_moves", "retained"), [(0, 10), (15, 5), (20, 0)])
+def test_the_warm_up_of_a_metropolis_chain_is_discarded(short_run, warmup_moves, retained):
+    sampler = pl.hybrid_monte_carlo(
+        short_run.sampler.potential,
+        short_run.sampler.dataset,
+        time_step=0.1,
+        num_leapfrog_steps=2,
+        warmup_moves=warmup_moves,
+    )
+    result = replace(short_run, sampler=sampler, trace=short_run.trace.isel(draw=slice(0, 20)))
+    result = replace(result, trace=result.trace.assign_coords(step=("draw", np.arange(1, 21))))
+    assert sampler.kernel.warmup_moves == warmup_moves  # type: ignore[attr-defined]
+    certificate = pl.certificate(result)
+    means = [line.value for line in certificate.lines if line.name == "kinetic temperature" and line.chain == 0]
+    if retained:
+        kinetic = result.trace["kinetic_temperature"].values[0, 0, -retained:] / toy.TEMPERATURE
+        assert means == [pytest.approx(kinetic.mean())]
+    else:
+        assert not means
+        assert certificate.verdict == "undecided"
+        assert "retained draws" in {line.name for line in certificate.lines}
+
+
+def test_collective_heat_is_that_of_the_noise_that_is_there():
+    """Noise of twice the variance that 𝒱 says, all of it along one direction: twice the heat."""
+    random = np.random.default_rng(2)
+    values = random.normal(size=(400, 300)) + 3 * random.normal(size=(400, 1))
+    once, twice = (collective_noise(factor * values, np.full(300, 0.01), 0.995) for factor in (1.0, np.sqrt(2)))
+    assert once.share > 0
+    assert twice.share == pytest.approx(2 * once.share)
+    assert twice.share_bound == pytest.approx(2 * once.share_bound)
+
+
+def test_a_chain_that_stands_still_is_undecided(short_run):
+    trace = short_run.trace.copy(deep=True)
+    for name in ("kinetic_temperature", "virial_temperature"):
+        trace[name][:] = toy.TEMPERATURE
+    lines = heat_lines(replace(short_run, trace=trace))
+    assert lines["kinetic temperature"].verdict is Verdict.UNDECIDED
+    assert lines["virial temperature"].verdict is Verdict.UNDECIDED
+
+
+def test_weights_need_a_mass():
+    with pytest.raises(ValueError, match="mass_floor"):
+        toy.sampler(mass_floor=0.0)
