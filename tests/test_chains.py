@@ -32,6 +32,7 @@ OWN = {
         "temperature_ratio",
         "max_temperature_ratio",
         "peak_temperature_ratio",
+        "stale_heat",
         "gradient_variance",
         "raised_share",
         "refresh_interval",

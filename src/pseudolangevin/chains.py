@@ -115,7 +115,7 @@ def sample(
     layout = plan.layout
     stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
     one = jax.tree.map(lambda w: w[0], states.weights)
-    trace = layout.trace(layout.unflatten(stacked), plan.record_every, one)
+    trace = plan.trace(layout.unflatten(stacked), one)
     samples = layout.unflatten(jax.tree.map(lambda *draws: np.stack(draws, axis=1), *kept)) if kept else None
     return Result(trace, layout.unflatten(states.weights), samples, states, sampler)
 
@@ -156,8 +156,12 @@ class Plan:
         record = observables.to_host(zeros, 0.0)
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
-        trace = self.layout.trace(self.layout.unflatten(stacked), self.record_every, one)
-        return trace.assign_attrs(record_every=self.record_every)
+        return self.trace(self.layout.unflatten(stacked), one).assign_attrs(record_every=self.record_every)
+
+    def trace(self, records: dict[str, np.ndarray], weights: Weights) -> xr.Dataset:
+        """Stacked observables (temperature, chain, draw, …) with labels, and the number of examples measured on."""
+        trace = self.layout.trace(records, self.record_every, weights)
+        return trace.assign_attrs(observed_examples=self.observed.num_examples)
 
     def run(
         self, states: Any, *, start: int = 0, segment: int | None = None, progress: bool | None = None

@@ -33,6 +33,7 @@ LONG_NAMES = {
     "temperature_ratio": "quantiles of 𝒯_i in force",
     "max_temperature_ratio": "largest 𝒯_i in force",
     "peak_temperature_ratio": "largest 𝒯_i found by the last refresh, before masses were raised",
+    "stale_heat": "excess of temperature from noise above the old 𝒱, found by the last refresh (0 in the warm-up)",
     "gradient_variance": "mean 𝒱 of each layer",
     "raised_share": "share of masses raised by the last refresh",
     "refresh_interval": "steps between measurements of 𝒱",
@@ -51,6 +52,7 @@ LONG_NAMES = {
 EXTRA_DIMENSIONS = {
     "layer_virial_temperature": "layer",
     "gradient_variance": "layer",
+    "stale_heat": "layer",
     "temperature_ratio": "quantile",
     "dead_class": "class",
 }

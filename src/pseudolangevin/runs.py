@@ -123,7 +123,7 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
     for note in notes:
         warnings.warn(note, stacklevel=2)
     records = read_trace(folder.trace, plan.empty_trace(shapes), committed[0])
-    trace = plan.layout.trace(records, plan.record_every, experiment.weights_shape)
+    trace = plan.trace(records, experiment.weights_shape)
     kept = None
     if samples and settings.recording.keep_weights_every:
         schema = samples_schema(plan, shapes, settings.recording)

@@ -55,10 +55,11 @@ def test_too_few_draws_have_no_error():
     assert np.isnan(drift([1.0, 2.0, 3.0]).change)
 
 
-def test_a_constant_has_no_error():
+def test_a_constant_has_no_known_error():
     constant = average(np.ones((2, 10)))
     assert constant.mean == 1.0
-    assert constant.standard_error == 0.0
+    assert np.isnan(constant.standard_error)
+    assert np.isnan(constant.effective_samples)
 
 
 @pytest.mark.parametrize("bad", [np.zeros((2, 2, 2)), np.float64(1.0)])

@@ -113,7 +113,7 @@ def once_measured(**settings) -> pl.Sampler:
 def test_a_halved_variance_fails():
     sampler = toy.with_kernel(once_measured(temperature_ratio=0.1), HalvedVariance)
     names = failed_names(judged(toy.run(sampler, temperatures=[toy.TEMPERATURE / 10])))
-    assert {"kinetic temperature", "noise, KS fraction", "noise, heat of wrong 𝒱"} <= names
+    assert {"kinetic temperature", "noise, misplaced energy", "noise, heat of wrong 𝒱"} <= names
 
 
 def test_noise_that_is_not_subtracted_fails():

@@ -31,9 +31,9 @@ class Average(NamedTuple):
 
     mean: float
     standard_error: float
-    """Autocorrelation-corrected; NaN where there are too few draws to know."""
+    """Autocorrelation-corrected; NaN where there are too few draws to know, or all are the same."""
     effective_samples: float
-    """Independent draws that would be as good, at most their number; NaN where there are too few draws to know."""
+    """Independent draws that would be as good, at most their number; NaN where the standard error is."""
 
 
 def average(values: ArrayLike, *, burn_in: float = 0.0) -> Average:
@@ -71,12 +71,15 @@ def discard(chains: Floats, burn_in: float) -> Floats:
 
 
 def inefficiency(values: ArrayLike) -> float:
-    """g = 1 + 2·Σρ(t), draws per independent sample; at least 1, so that antithetic draws earn no credit."""
+    """g = 1 + 2·Σρ(t), draws per independent sample; at least 1, so that antithetic draws earn no credit.
+
+    NaN for a constant: a chain that does not move shows nothing of its fluctuations, which is not certainty.
+    """
     chains = as_chains(values)
     num_draws = chains.shape[1]
     spread = _pooled_variance(chains)
     if not spread > 0:
-        return 1.0
+        return math.nan
     unbiased = _autocovariance(chains).mean(axis=0) * num_draws / (num_draws - 1)
     correlation = 1 - (unbiased[0] - unbiased) / spread
     correlation[0] = 1.0

@@ -12,8 +12,10 @@ import jax
 import numpy as np
 import xarray as xr
 
+from .. import trees
 from ..chains import Result
 from ..checks import check_integer, check_interval, check_positive
+from ..samplers.hybrid_kernel import HybridKernel
 from ..samplers.langevin_kernel import LangevinKernel
 from ..types import HEALTHY, Status
 from . import rendering
@@ -48,8 +50,8 @@ class Certificate:
 
     @property
     def failed_lines(self) -> tuple[Line, ...]:
-        """The lines that failed."""
-        return tuple(line for line in self.lines if line.verdict is Verdict.FAILED)
+        """The lines that count and failed."""
+        return tuple(line for line in self.lines if line.required and line.verdict is Verdict.FAILED)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for JSON; unknown numbers are None."""
@@ -89,9 +91,9 @@ def certificate(
     """Say, with errors, whether the chains of a run sample exp(−U/T).
 
     Every line asks whether a bias is within a tolerance, and answers passed, failed or undecided (see `verdicts` for
-    the rule and its error rates: a run without bias beyond the tolerances fails once in a hundred certificates, and a
-    passed line is within its tolerance with 95 % confidence). Too few samples are undecided, with how many more are
-    needed.
+    the rule and its error rates: with 20 effective samples or more, a run without bias beyond the tolerances fails once
+    in a hundred certificates, and a passed line is within its tolerance with 95 % confidence). Too few samples are
+    undecided, with how many more are needed; only a drift far beyond thermal fluctuations fails earlier.
 
     A correct pseudo-Langevin run is biased: with 𝒯 = 0.01 temperatures may be off by up to 2𝒯 = 2 %, because
     correlations of the mini-batch noise are not corrected. The default tolerance of 3 % leaves room for that and not
@@ -99,10 +101,13 @@ def certificate(
 
     Args:
         result: from `sample`.
-        tolerance: bias budget on temperatures, relative: kinetic and virial temperature, heat of a wrong 𝒱, energy
-            moved by collective noise, drift of U in units of N·T/2 and relative drift of |w|².
-        layer_tolerance: the same for the virial temperature of single layers, where collective noise concentrates.
-        ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests with p > 0.05 may fall.
+        tolerance: bias budget on temperatures, relative: kinetic and virial temperature, heat and misplaced energy of a
+            wrong 𝒱, heat of a stale one, energy moved by collective noise, drift of U in units of N·T/2 and relative
+            drift of |w|².
+        layer_tolerance: the same for single layers, where collective noise concentrates: virial temperature, misplaced
+            energy, heat of a stale 𝒱.
+        ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests of the noise's shape with p > 0.05 may
+            fall.
         rhat_tolerance: how far above 1 R-hat may be.
         ensemble_error: standard error to which the slope of ln[P2(U)/P1(U)] must be known, relative, for that line to
             pass.
@@ -128,17 +133,21 @@ def certificate(
     run = _Run(result, tolerances, burn_in)
     notes = []
     per_chain = [m for chain in run.chains() for m in chain_lines(chain, tolerances)]
+    if not run.observes_everything:
+        notes.append("virial temperature and ensemble check need the whole training set: leave out observe_examples")
     if noise_draws and run.noise_is_measured:
         per_chain += run.noise(noise_draws, key)
     elif run.noise_is_measured:
         notes.append("mini-batch noise was not looked at: noise_draws = 0")
+    if run.noise_is_measured and not any(m.name == "heat of stale 𝒱" for m in per_chain):
+        notes.append("no refresh after the warm-up among the retained draws: the heat of a stale 𝒱 is not known")
     if result.trace.sizes["chain"] < 2:
         notes.append("R-hat needs at least two chains")
     if result.trace.sizes["temperature"] < 2 and result.sampler.uses_temperature:
         notes.append("the ensemble check needs two temperatures close to each other")
     # All lines that come by chance share the false alarms between them.
-    num_lines = len(per_chain) + 3 * result.trace.sizes["temperature"]
-    lines = run.status_lines() + [judge(m, num_lines, run.length) for m in per_chain]
+    num_lines = sum(m.required for m in per_chain) + 3 * result.trace.sizes["temperature"]
+    lines = run.status_lines() + run.missing_lines() + [judge(m, num_lines, run.length) for m in per_chain]
     lines += run.convergence(num_lines) + run.ensemble(num_lines)
     order = [run.label(t) for t in range(result.trace.sizes["temperature"])]
     lines.sort(key=lambda line: (order.index(line.temperature), line.chain is None, line.chain or 0))
@@ -153,9 +162,15 @@ class _Run:
         self._tolerances = tolerances
         num_records = result.trace.sizes["draw"]
         first = num_records - discard(np.zeros(num_records), burn_in).size
-        self._retained: xr.Dataset = result.trace.isel(draw=slice(first, None))
         step = np.asarray(result.trace["step"].values)
+        kernel = result.sampler.kernel
+        # While the time step is adapted a Metropolis chain has no stationary distribution.
+        self._warmup = kernel.warmup_moves if isinstance(kernel, HybridKernel) else 0
+        first = max(first, int(np.sum(step <= self._warmup)))
+        self._retained: xr.Dataset = result.trace.isel(draw=slice(first, None))
         self.length = RunLength(num_records, int(step[0]))
+        layers = trees.layers(result.weights).values()
+        self._layer_sizes = tuple(trees.num_weights(layer) // result.trace["status"][..., 0].size for layer in layers)
         self._healthy = result.trace["status"].isin(HEALTHY).all("draw").values
 
     def label(self, temperature: int) -> float | None:
@@ -178,11 +193,42 @@ class _Run:
             lines.append(Line("status", self.label(t), c, float(value), 0.0, 0.0, 0.0, verdict, message))
         return lines
 
+    @property
+    def observes_everything(self) -> bool:
+        """Whether the trace was measured on the whole training set, as U and its gradient are defined."""
+        num_examples = self._result.sampler.dataset.num_examples
+        return bool(self._result.trace.attrs.get("observed_examples", num_examples) >= num_examples)
+
+    def missing_lines(self) -> list[Line]:
+        """Why a certificate without its most important lines cannot pass."""
+        lines = []
+        num_draws = self._retained.sizes["draw"]
+        for t in range(len(self._healthy)):
+            if self._result.sampler.uses_temperature and not self.observes_everything:
+                observed = float(self._result.trace.attrs["observed_examples"])
+                whole = float(self._result.sampler.dataset.num_examples)
+                message = "no virial temperature and no ensemble check: record without observe_examples"
+                lines.append(
+                    Line(
+                        "observed examples", self.label(t), None, observed, 0.0, whole, 0.0, Verdict.UNDECIDED, message
+                    )
+                )
+            if not num_draws:
+                message = f"all records are from the warm-up of {self._warmup} moves: run longer"
+                lines.append(
+                    Line("retained draws", self.label(t), None, 0.0, 0.0, 1.0, 0.0, Verdict.UNDECIDED, message)
+                )
+        return lines
+
     def chains(self) -> Iterator[Chain]:
         """The retained draws of every healthy chain."""
+        if not self._retained.sizes["draw"]:
+            return
         for t, c in self._indices():
             trace = self._retained.isel(temperature=t, chain=c)
-            yield Chain(trace, self.label(t), c, self._result.num_weights, self._result.sampler)
+            if not self.observes_everything:
+                trace = trace.drop_vars(["virial_temperature", "layer_virial_temperature"])
+            yield Chain(trace, self.label(t), c, self._result.num_weights, self._layer_sizes, self._result.sampler)
 
     @property
     def noise_is_measured(self) -> bool:
@@ -213,6 +259,8 @@ class _Run:
 
     def convergence(self, num_lines: int) -> list[Line]:
         """R-hat and effective sample size at every temperature."""
+        if not self._retained.sizes["draw"]:
+            return []
         return [
             line
             for t in range(len(self._healthy))
@@ -222,7 +270,7 @@ class _Run:
 
     def ensemble(self, num_lines: int) -> list[Line]:
         """The two-temperature check of neighbours."""
-        if not self._result.sampler.uses_temperature:
+        if not (self._result.sampler.uses_temperature and self.observes_everything and self._retained.sizes["draw"]):
             return []
         temperatures = self._result.trace["temperature"].values
         order = [int(t) for t in np.argsort(temperatures) if self._healthy[t].any()]

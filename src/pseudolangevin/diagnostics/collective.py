@@ -54,17 +54,19 @@ def collective_noise(
     """Bracket the heated share H.
 
     Args:
-        noise: R^(b), axes (draw, component); any scale, every component is brought to variance one.
-        ratios: 𝒯_i of the components; where they differ, C is weighted with √(𝒯_i·𝒯_j)/mean 𝒯.
+        noise: R^(b), axes (draw, component), in units of the 𝒱 in force; C is its correlation matrix.
+        ratios: 𝒯_i in force; times the measured ⟨R_i²⟩ they are those of the noise that is there. Where these differ, C
+            is weighted with √(𝒯_i·𝒯_j)/mean 𝒯.
         momentum_retention: c1.
         num_components: components of the whole network, where `noise` holds a random subset. A collective direction
             is spread over all of them, so a subset sees its eigenvalue smaller in proportion, and H unchanged.
     """
     values = np.asarray(noise, np.float64)
-    ratio = np.asarray(ratios, np.float64)
     num_draws, num = values.shape
-    mean_ratio = float(ratio.mean())
     scale = np.sqrt(np.mean(values**2, axis=0))
+    # The ratio of the noise that is there, which is not that of the 𝒱 in force where 𝒱 is stale.
+    ratio = np.asarray(ratios, np.float64) * scale**2
+    mean_ratio = float(ratio.mean())
     weight = np.sqrt(ratio / mean_ratio)
     weighted = values * np.divide(weight, scale, out=np.zeros(num), where=scale > 0)
     gram = weighted @ weighted.T

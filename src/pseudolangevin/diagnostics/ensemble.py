@@ -92,10 +92,10 @@ def _effective(chains: Floats) -> float:
 def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int) -> Floats:
     """How often every draw occurs in resamplings of whole blocks; axes (resampling, draw of all chains).
 
-    Blocks of several autocorrelation times are as good as independent, and one draw each where draws are.
+    Blocks of 8·g draws are as good as independent; they are shorter, down to 4·g, where there would be fewer than 20.
     """
     inefficient = float(np.mean([inefficiency(chain) for chain in chains]))
-    length = max(1, math.ceil(4 * inefficient) - 4)
+    length = math.ceil(min(8 * inefficient, max(4 * inefficient, chains.size / MIN_SAMPLES)))
     blocks_per_chain = -(-chains.shape[1] // length)
     num_blocks = len(chains) * blocks_per_chain
     counts = random.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), num_bootstrap).astype(np.float64)

@@ -88,6 +88,7 @@ def noise_study(
     check_integer("measure_every", measure_every, minimum=1, maximum=num_steps, remedy="measure at least once")
     check_integer("num_consecutive", num_consecutive, minimum=2)
     check_integer("max_lag", max_lag, minimum=0, maximum=num_consecutive - 1, remedy="raise num_consecutive")
+    key = jax.random.key(key) if isinstance(key, int | np.integer) else key
     layout = chains.Layout((float(temperature),), 1)
     starts = layout.starts(weights, sampler.potential, sampler.dataset)
     states = chains.init(sampler, starts, layout.temperature_per_chain(starts), layout.keys(key))
@@ -99,10 +100,11 @@ def noise_study(
         sampler, observer, states, sampler.dataset, None, stop=num_steps, record_every=measure_every
     ):
         state = jax.tree.map(lambda leaf: leaf[0], record.states)
-        measure_key = jax.random.fold_in(jax.random.key(0) if isinstance(key, int) else key, record.step)
+        measure_key = jax.random.fold_in(key, record.step)
         draws = draw(sampler, state, measure_key, num_draws=num_draws, chunk_size=chunk_size)
         chosen = subset(np.arange(draws.noise.shape[1]), num_correlated, measure_key)
-        white = np.random.default_rng(record.step).standard_normal((num_draws, len(chosen)))
+        seed = np.asarray(jax.random.key_data(measure_key)).ravel()  # made of the seed and the step
+        white = np.random.default_rng(seed).standard_normal((num_draws, len(chosen)))
         few, ratios = draws.noise[:, chosen], draws.ratios[chosen]
         elements = [correlations(noise) for noise in (few, white, total_noise(few, white, ratios))]
         series = consecutive_noise(

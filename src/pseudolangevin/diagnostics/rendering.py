@@ -61,8 +61,10 @@ def summary(certificate: Certificate) -> str:
     head = f"certificate {certificate.verdict}: {len(counts[Verdict.PASSED])} of {len(certificate.lines)} lines passed"
     parts = [head]
     for verdict in (Verdict.FAILED, Verdict.UNDECIDED):
-        if counts[verdict]:
-            parts.append(f"{verdict}: {_names(counts[verdict])}")
+        # A failed line that does not count is no reason for the verdict.
+        named = [line for line in counts[verdict] if line.required or verdict is Verdict.UNDECIDED]
+        if named:
+            parts.append(f"{verdict}: {_names(named)}")
     return "; ".join(parts)
 
 

@@ -12,7 +12,7 @@ from . import convergence
 from .averages import Floats, average
 from .chain_lines import Tolerances
 from .ensemble import MIN_SAMPLES, EnsembleCheck, two_temperature_check
-from .verdicts import FALSE_ALARM, MIN_EFFECTIVE_SAMPLES, Line, RunLength, Verdict
+from .verdicts import FALSE_ALARM, MIN_EFFECTIVE_SAMPLES, SAMPLES_PER_FREEDOM, Line, RunLength, Verdict
 
 MIN_POOLED_SAMPLES = 100
 """Effective samples wanted over all chains at a temperature."""
@@ -56,12 +56,12 @@ def _rhat_line(
     means = [average(chain) for chain in chains]
     samples = min(mean.effective_samples for mean in means)
     verdict, message = Verdict.UNDECIDED, length.more(2.0)
-    if samples >= MIN_EFFECTIVE_SAMPLES / 4 and value - 1 > tolerance:
+    if samples >= MIN_EFFECTIVE_SAMPLES and value - 1 > tolerance:
         errors = np.array([mean.standard_error for mean in means])
         centred = np.array([mean.mean for mean in means]) - average(chains).mean
         # Errors from few samples are uncertain; Hotelling's bound on their ratio is an F distribution.
         statistic = float(np.sum((centred / errors) ** 2)) / (len(chains) - 1)
-        if stats.f.sf(statistic, len(chains) - 1, samples - 1) < FALSE_ALARM / num_lines:
+        if stats.f.sf(statistic, len(chains) - 1, samples / SAMPLES_PER_FREEDOM - 1) < FALSE_ALARM / num_lines:
             verdict, message = Verdict.FAILED, "chains disagree: each explores a region of its own; run longer"
     elif samples >= MIN_EFFECTIVE_SAMPLES and value - 1 <= tolerance:
         verdict, message = Verdict.PASSED, ""

@@ -9,8 +9,11 @@ expected, its standard error s and the tolerance τ,
 
 A certificate fails when *any* line fails, so q_fail shares out one false alarm in a hundred over all lines
 (Bonferroni). It passes only when *all* lines pass, so q_pass needs no such correction (an intersection–union test).
-Both are quantiles of Student's distribution with as many degrees of freedom as effective samples, so few samples have
-to say it louder.
+Both are quantiles of Student's distribution, so few samples have to say it louder. q_pass has a degree of freedom
+for every effective sample; q_fail has a fifth of that for averages along a chain, whose autocorrelation time had
+to be estimated from the same draws. All of this holds from about 20 effective samples on: those of a shorter series are
+overestimated, its error underestimated, and a rule that trusted them would raise false alarms up to a hundred times
+as often as it says. Below 20 a line fails only by an error that is known beforehand (`known_error`).
 """
 
 from __future__ import annotations
@@ -26,11 +29,15 @@ Side: TypeAlias = Literal["both", "above", "below"]
 """Which deviations are bad: any, only values above the expected one, or only those below."""
 
 FALSE_ALARM = 0.01
-"""Chance that a run without bias beyond the tolerances fails."""
+"""Chance that a run without bias beyond the tolerances fails, where its lines have 20 effective samples or more."""
 PASS_CONFIDENCE = 0.95
 """Confidence with which every passed line is within its tolerance."""
 MIN_EFFECTIVE_SAMPLES = 20
-"""Below this the autocorrelation time itself is a guess, so nothing passes; and below a quarter of it nothing fails."""
+"""Below this the autocorrelation time itself is a guess, and usually too small: nothing passes, and nothing fails by
+its own error."""
+SAMPLES_PER_FREEDOM = 5
+"""Effective samples per degree of freedom of an error that knows about autocorrelation; found with AR(1) series, for
+which false alarms are then as rare as they should be."""
 LARGEST_FACTOR = 100
 """How much longer a run may be asked for; beyond that the deviation is as good as equal to the tolerance."""
 
@@ -62,7 +69,7 @@ class Line:
     verdict: Verdict
     message: str
     required: bool = True
-    """False: the verdict does not count for the whole, because the check could not be made."""
+    """False: the verdict does not count for the whole: for information, or because the check could not be made."""
 
     @property
     def passed(self) -> bool:
@@ -95,6 +102,8 @@ class Measurement:
     """Said when it fails."""
     comment: str = ""
     """Said in any case."""
+    required: bool = True
+    """False: for information."""
 
     @property
     def deviation(self) -> float:
@@ -129,6 +138,8 @@ def judge(measurement: Measurement, num_lines: int, length: RunLength) -> Line:
             words.append(f"about {min(factor, LARGEST_FACTOR):.1f} times as many draws are needed")
         else:
             words.append(length.more(factor))
+    if not measurement.required:
+        words.insert(0, "for information")
     return Line(
         measurement.name,
         measurement.temperature,
@@ -139,6 +150,7 @@ def judge(measurement: Measurement, num_lines: int, length: RunLength) -> Line:
         measurement.tolerance,
         verdict,
         "; ".join(words),
+        measurement.required,
     )
 
 
@@ -151,9 +163,10 @@ def _verdict(measurement: Measurement, num_lines: int) -> tuple[Verdict, float]:
         return Verdict.UNDECIDED, max(2.0, minimum)
     sides = 2 if measurement.side == "both" else 1
     false_alarm = FALSE_ALARM / (sides * num_lines)
-    fail_quantile = _quantile(false_alarm, samples)
+    along_chain = measurement.num_draws is not None
+    fail_quantile = _quantile(false_alarm, max(2.0, samples / SAMPLES_PER_FREEDOM) if along_chain else samples)
     pass_quantile = _quantile(1 - PASS_CONFIDENCE, samples)
-    if samples >= MIN_EFFECTIVE_SAMPLES / 4 and deviation - tolerance > fail_quantile * error:
+    if samples >= MIN_EFFECTIVE_SAMPLES and deviation - tolerance > fail_quantile * error:
         return Verdict.FAILED, 1.0
     if samples < MIN_EFFECTIVE_SAMPLES and measurement.known_error is not None:
         largest = max(measurement.known_error, error)
@@ -177,8 +190,8 @@ def _quantile(tail: float, samples: float) -> float:
 
 
 def overall(lines: list[Line]) -> Verdict:
-    """Failed if any line failed; passed if all that count passed; undecided otherwise."""
+    """Failed if any line that counts failed; passed if all that count passed; undecided otherwise."""
     verdicts = {line.verdict for line in lines if line.required}
-    if any(line.verdict is Verdict.FAILED for line in lines):
+    if Verdict.FAILED in verdicts:
         return Verdict.FAILED
     return Verdict.PASSED if verdicts == {Verdict.PASSED} else Verdict.UNDECIDED

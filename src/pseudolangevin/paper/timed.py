@@ -57,5 +57,5 @@ def sample_for(
             break
     stacked = {name: np.stack([r[name] for r in records], axis=1) for name in records[0]}
     one = jax.tree.map(lambda w: w[0], states.weights)
-    trace = plan.layout.trace(plan.layout.unflatten(stacked), record_every, one)
+    trace = plan.trace(plan.layout.unflatten(stacked), one)
     return TimedRun(trace, plan.layout.unflatten(states.weights), states, step, time.perf_counter() - started)

@@ -110,6 +110,11 @@ def pseudo_langevin(
             "every mass would be raised at once; raise the first or lower the second"
         )
     check_interval("reset_probability", reset_probability, 0, 1, "it is a probability")
+    if mass_floor == 0 and potential.weight_decay == 0:
+        raise ValueError(
+            "mass_floor = 0 with weight_decay = 0 leaves weights without noise without a mass; "
+            "keep mass_floor at 0.01 or give the potential a weight_decay"
+        )
     control = NoiseControl(
         temperature_ratio=float(temperature_ratio),
         max_temperature_ratio=float(max_temperature_ratio),
