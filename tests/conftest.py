@@ -11,8 +11,11 @@ from typing import NamedTuple
 # Most of the tests' time would be XLA's. Children inherit these settings; they must stand before JAX is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if "PYTEST_XDIST_WORKER" in os.environ or "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # Not shared by the workers: entries are not written atomically.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more would spin against the other worker
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Below the folder of the process that started the workers; not shared, as entries are not written atomically.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] += os.sep + os.environ["PYTEST_XDIST_WORKER"]
+else:
     cache = tempfile.mkdtemp(prefix="pseudolangevin-tests-")
     owner = os.getpid()  # a forked child runs this, too, when it ends
     atexit.register(lambda: os.getpid() == owner and shutil.rmtree(cache, ignore_errors=True))
