@@ -17,8 +17,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] += os.sep + os.environ["PYTEST_XDIST_WORKER"]
 else:
     cache = tempfile.mkdtemp(prefix="pseudolangevin-tests-")
-    owner = os.getpid()  # a forked child runs this, too, when it ends
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(cache, ignore_errors=True))
+
+    def remove(folder: str = cache, owner: int = os.getpid()) -> None:
+        if os.getpid() == owner:  # a forked child comes here, too, when it ends
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
