@@ -55,7 +55,7 @@ def run(sampler=SAMPLER, weights=WEIGHTS, **options):
     return pl.sample(sampler, weights, **defaults | options)
 
 
-def refused(function, argument: str, value=None, *, remedy: str = "") -> str:
+def check_refused(function, argument: str, value=None, *, remedy: str = "") -> str:
     """The call gives a ValueError that names the argument, the value where given, and a remedy."""
     with pytest.raises(ValueError, match=argument) as caught:
         function()
@@ -78,27 +78,27 @@ def test_the_spy_works():
 @given(st.one_of(not_positive, not_a_number))
 @quick
 def test_temperatures_must_be_positive_numbers(value):
-    refused(lambda: run(temperatures=[1e-3, value]), "temperatures", repr(value))
+    check_refused(lambda: run(temperatures=[1e-3, value]), "temperatures", repr(value))
 
 
 @given(st.floats(1e-29, 1e29))
 @quick
 def test_temperatures_must_differ(value):
-    refused(lambda: run(temperatures=[value, 2 * value, value]), "temperatures", remedy="num_chains")
+    check_refused(lambda: run(temperatures=[value, 2 * value, value]), "temperatures", remedy="num_chains")
 
 
 @pytest.mark.parametrize("value", [1e-50, 1e39, 1e-42])
 def test_temperatures_must_be_numbers_in_float32(value):
-    refused(lambda: run(temperatures=[value]), "temperatures", repr(value))
+    check_refused(lambda: run(temperatures=[value]), "temperatures", repr(value))
 
 
 @pytest.mark.parametrize("value", [0.1, None, [], "15"])
 def test_temperatures_must_be_a_list(value):
-    refused(lambda: run(temperatures=value), "temperatures")
+    check_refused(lambda: run(temperatures=value), "temperatures")
 
 
 def test_adam_has_no_temperature():
-    refused(lambda: run(MAKERS["adam"](), temperatures=[0.1]), "temperatures", remedy="leave it out")
+    check_refused(lambda: run(MAKERS["adam"](), temperatures=[0.1]), "temperatures", remedy="leave it out")
 
 
 @given(
@@ -109,19 +109,19 @@ def test_adam_has_no_temperature():
 )
 @quick
 def test_counts_must_be_positive_integers(name, value):
-    refused(lambda: run(**{name: value}), name, repr(value), remedy="integer")
+    check_refused(lambda: run(**{name: value}), name, repr(value), remedy="integer")
 
 
 @given(st.integers(11, 10**9))
 @quick
 def test_there_must_be_a_record(value):
-    refused(lambda: run(record_every=value), "record_every", str(value), remedy="record at least once")
+    check_refused(lambda: run(record_every=value), "record_every", str(value), remedy="record at least once")
 
 
 @given(st.integers(NUM + 1, 10**9))
 @quick
 def test_only_examples_that_exist_can_be_observed(value):
-    refused(lambda: run(observe_examples=value), "observe_examples", str(value))
+    check_refused(lambda: run(observe_examples=value), "observe_examples", str(value))
 
 
 # Settings of the samplers
@@ -133,13 +133,13 @@ def test_only_examples_that_exist_can_be_observed(value):
 )
 @quick
 def test_momentum_retention_is_between_zero_and_one(maker, value):
-    refused(lambda: MAKERS[maker](momentum_retention=value), "momentum_retention", repr(value))
+    check_refused(lambda: MAKERS[maker](momentum_retention=value), "momentum_retention", repr(value))
 
 
 @given(st.sampled_from(["pseudo_langevin", "naive", "full_batch"]), st.one_of(not_positive, not_a_number))
 @quick
 def test_time_steps_are_positive(maker, value):
-    refused(lambda: MAKERS[maker](time_step=value), "time_step", repr(value))
+    check_refused(lambda: MAKERS[maker](time_step=value), "time_step", repr(value))
 
 
 @given(st.floats(0.01, 0.999), st.floats(1.0001, 100.0), st.sampled_from(["", "max_"]))
@@ -147,7 +147,7 @@ def test_time_steps_are_positive(maker, value):
 def test_the_temperature_ratio_stays_below_its_limit(c1, factor, prefix):
     limit = 1 / (1 + c1**2)
     name = prefix + "temperature_ratio"
-    message = refused(
+    message = check_refused(
         lambda: MAKERS["pseudo_langevin"](momentum_retention=c1, **{name: factor * limit}),
         name,
         f"{factor * limit:g}",
@@ -159,7 +159,7 @@ def test_the_temperature_ratio_stays_below_its_limit(c1, factor, prefix):
 @given(st.floats(0.002, 0.4), st.floats(0.1, 0.99))
 @quick
 def test_the_maximal_ratio_is_not_below_the_nominal_one(ratio, share):
-    refused(
+    check_refused(
         lambda: MAKERS["pseudo_langevin"](temperature_ratio=ratio, max_temperature_ratio=share * ratio),
         "max_temperature_ratio",
         f"{share * ratio:g}",
@@ -172,7 +172,7 @@ def test_the_maximal_ratio_is_not_below_the_nominal_one(ratio, share):
 def test_temperature_ratios_are_positive(name, value):
     if name == "max_temperature_ratio" and value is None:
         return  # the default
-    refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value))
+    check_refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value))
 
 
 @given(
@@ -181,7 +181,7 @@ def test_temperature_ratios_are_positive(name, value):
 )
 @quick
 def test_batches_have_from_two_to_all_examples(maker, value):
-    refused(lambda: MAKERS[maker](batch_size=value), "batch_size", repr(value), remedy="full_batch_langevin")
+    check_refused(lambda: MAKERS[maker](batch_size=value), "batch_size", repr(value), remedy="full_batch_langevin")
 
 
 @given(
@@ -192,7 +192,7 @@ def test_batches_have_from_two_to_all_examples(maker, value):
 )
 @quick
 def test_counts_of_the_noise_control(name, value):
-    refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value), remedy="integer")
+    check_refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value), remedy="integer")
 
 
 @given(
@@ -201,28 +201,28 @@ def test_counts_of_the_noise_control(name, value):
 )
 @quick
 def test_shares_are_between_zero_and_one(name, value):
-    refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value))
+    check_refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value))
 
 
 @given(st.sampled_from(["refresh_tolerance", "variance_tolerance"]), st.one_of(not_positive, not_a_number))
 @quick
 def test_tolerances_are_positive(name, value):
-    refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value))
+    check_refused(lambda: MAKERS["pseudo_langevin"](**{name: value}), name, repr(value))
 
 
 @given(st.text().filter(lambda text: text not in ("weight", "row", "tensor")))
 @quick
 def test_masses_per_is_one_of_three(value):
-    refused(lambda: MAKERS["pseudo_langevin"](masses_per=value), "masses_per", repr(value), remedy="'row'")
+    check_refused(lambda: MAKERS["pseudo_langevin"](masses_per=value), "masses_per", repr(value), remedy="'row'")
 
 
 @given(st.one_of(not_positive, st.sampled_from(["0.1", True, "abc"])))
 @quick
 def test_masses_are_positive(value):
-    refused(lambda: MAKERS["naive"](mass=value), "mass", repr(value))
-    refused(lambda: MAKERS["full_batch"](masses=value), "masses")
+    check_refused(lambda: MAKERS["naive"](mass=value), "mass", repr(value))
+    check_refused(lambda: MAKERS["full_batch"](masses=value), "masses")
     if isinstance(value, float):
-        refused(lambda: MAKERS["full_batch"](masses={"a": np.array([1.0, value])}), "masses")
+        check_refused(lambda: MAKERS["full_batch"](masses={"a": np.array([1.0, value])}), "masses")
 
 
 # Data
@@ -233,11 +233,11 @@ def test_masses_are_positive(value):
 def test_data_are_finite(value, index, name, dtype):
     arrays = {"inputs": np.ones((NUM, 2), dtype), "targets": np.ones(NUM, dtype)}
     arrays[name][index] = value
-    refused(lambda: pl.Dataset(**arrays), name, "NaN or infinity", remedy="remove or repair")
+    check_refused(lambda: pl.Dataset(**arrays), name, "NaN or infinity", remedy="remove or repair")
 
 
 def test_data_are_finite_in_the_precision_they_are_stored_in():
-    refused(lambda: pl.Dataset(np.full((4, 2), 1e300), np.ones(4)), "inputs", "NaN or infinity")
+    check_refused(lambda: pl.Dataset(np.full((4, 2), 1e300), np.ones(4)), "inputs", "NaN or infinity")
 
 
 @given(st.integers(1, 30), st.integers(1, 30))
@@ -245,7 +245,7 @@ def test_data_are_finite_in_the_precision_they_are_stored_in():
 def test_inputs_and_targets_have_one_length(num_inputs, num_targets):
     if num_inputs == num_targets:
         return
-    message = refused(
+    message = check_refused(
         lambda: pl.Dataset(np.ones((num_inputs, 2)), np.ones(num_targets)), "inputs", remedy="same length"
     )
     assert str(num_inputs) in message
@@ -254,12 +254,12 @@ def test_inputs_and_targets_have_one_length(num_inputs, num_targets):
 
 @pytest.mark.parametrize("bad", [np.ones((0, 3)), np.ones((4, 0)), [], None, {}, 3.0, np.array(["a", "b"])])
 def test_data_are_arrays_with_examples(bad):
-    refused(lambda: pl.Dataset(bad, np.ones(4)), "inputs")
-    refused(lambda: pl.Dataset(np.ones(4), bad), "targets")
+    check_refused(lambda: pl.Dataset(bad, np.ones(4)), "inputs")
+    check_refused(lambda: pl.Dataset(np.ones(4), bad), "targets")
 
 
 def test_arrays_within_the_inputs_have_one_length():
-    refused(lambda: pl.Dataset({"a": np.ones(3), "b": np.ones(4)}, np.ones(3)), "inputs", "[3, 4]")
+    check_refused(lambda: pl.Dataset({"a": np.ones(3), "b": np.ones(4)}, np.ones(3)), "inputs", "[3, 4]")
 
 
 @given(st.one_of(st.integers(-1000, -1), st.integers(2, 1000)), st.integers(0, NUM - 1))
@@ -268,14 +268,18 @@ def test_labels_are_in_range(label, index):
     labels = np.arange(NUM) % 2
     labels[index] = label
     dataset = pl.Dataset(np.ones((NUM, 3), np.float32), labels)
-    refused(lambda: run(pl.pseudo_langevin(POTENTIAL, dataset, batch_size=4)), "targets", str(label), remedy="0 … 1")
-    refused(lambda: run(test=dataset), "targets", str(label))
+    check_refused(
+        lambda: run(pl.pseudo_langevin(POTENTIAL, dataset, batch_size=4)), "targets", str(label), remedy="0 … 1"
+    )
+    check_refused(lambda: run(test=dataset), "targets", str(label))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.bool_])
 def test_labels_are_integers(dtype):
     dataset = pl.Dataset(np.ones((NUM, 3), np.float32), (np.arange(NUM) % 2).astype(dtype))
-    refused(lambda: run(pl.pseudo_langevin(POTENTIAL, dataset, batch_size=4)), "targets", remedy="astype('int32')")
+    check_refused(
+        lambda: run(pl.pseudo_langevin(POTENTIAL, dataset, batch_size=4)), "targets", remedy="astype('int32')"
+    )
 
 
 # Weights
@@ -284,14 +288,14 @@ def test_labels_are_integers(dtype):
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "bool", "complex64", "float16", "bfloat16"])
 def test_weights_are_single_or_double_precision(dtype):
     weights = jax.tree.map(lambda w: jnp.asarray(w).astype(dtype), WEIGHTS)
-    refused(lambda: run(weights=weights), "weights", dtype, remedy="astype('float32')")
+    check_refused(lambda: run(weights=weights), "weights", dtype, remedy="astype('float32')")
     mixed = WEIGHTS | {"layer2": weights["layer2"]}
-    refused(lambda: run(weights=mixed), r"weights\['layer2'\]", dtype)
+    check_refused(lambda: run(weights=mixed), r"weights\['layer2'\]", dtype)
 
 
 @pytest.mark.parametrize("empty", [{}, [], None, (), {"a": {}}, {"a": np.ones((0, 3), np.float32)}])
 def test_there_are_weights(empty):
-    refused(lambda: run(weights=empty), "weights", "empty", remedy="network.init")
+    check_refused(lambda: run(weights=empty), "weights", "empty", remedy="network.init")
 
 
 @given(not_finite, st.sampled_from(["kernel", "bias"]))
@@ -300,20 +304,20 @@ def test_weights_are_finite(value, name):
     array = WEIGHTS["layer1"][name].copy()
     array.flat[0] = value
     weights = WEIGHTS | {"layer1": WEIGHTS["layer1"] | {name: array}}
-    refused(
+    check_refused(
         lambda: run(weights=weights), rf"weights\['layer1'\]\['{name}'\]", "NaN or infinity", remedy="start from finite"
     )
 
 
 def test_weights_are_arrays():
-    refused(lambda: run(weights={"a": "text"}), "weights")
-    refused(lambda: run(weights={"a": 1.0, "b": np.ones(3, np.float32)}), "weights", remedy="jnp.asarray")
+    check_refused(lambda: run(weights={"a": "text"}), "weights")
+    check_refused(lambda: run(weights={"a": 1.0, "b": np.ones(3, np.float32)}), "weights", remedy="jnp.asarray")
 
 
 def test_weights_fit_the_network():
-    refused(lambda: run(weights={"layer1": WEIGHTS["layer1"]}), "per_example_loss", "fails")
+    check_refused(lambda: run(weights={"layer1": WEIGHTS["layer1"]}), "per_example_loss", "fails")
     other = pl.models.feedforward((5, 4, 2)).init(jax.random.key(0))
-    refused(lambda: run(weights=other), "per_example_loss", "fails")
+    check_refused(lambda: run(weights=other), "per_example_loss", "fails")
 
 
 # The loss
@@ -334,7 +338,7 @@ def test_a_loss_gives_one_number_per_example(kind, width):
     """Also where the wrong shape happens to be that of a few examples."""
     dataset = pl.Dataset(np.ones((NUM, width), np.float32), np.ones(NUM))
     sampler = pl.pseudo_langevin(pl.Potential(LOSSES[kind]), dataset, batch_size=4)
-    message = refused(lambda: run(sampler, np.ones(width, np.float32)), "per_example_loss must return")
+    message = check_refused(lambda: run(sampler, np.ones(width, np.float32)), "per_example_loss must return")
     if kind == "scalar":
         assert "remove the mean" in message
 
@@ -344,19 +348,19 @@ def test_a_loss_that_raises_is_quoted():
         raise KeyError("missing layer")
 
     sampler = pl.full_batch_langevin(pl.Potential(broken), DATASET, time_step=0.1)
-    refused(lambda: run(sampler, np.ones(3, np.float32)), "per_example_loss fails", "missing layer")
+    check_refused(lambda: run(sampler, np.ones(3, np.float32)), "per_example_loss fails", "missing layer")
 
 
 @pytest.mark.parametrize("loss", [None, 3.0, "loss", jnp.ones(3)])
 def test_a_loss_is_a_function(loss):
-    refused(lambda: pl.Potential(loss), "per_example_loss", "not callable")
+    check_refused(lambda: pl.Potential(loss), "per_example_loss", "not callable")
 
 
 @given(st.one_of(st.floats(max_value=-1e-30), not_finite, not_a_number))
 @quick
 def test_weight_decay_is_not_negative(value):
-    refused(lambda: pl.Potential(lambda w, b: b[0], weight_decay=value), "weight_decay", repr(value))
-    refused(lambda: pl.classification(NETWORK.apply, weight_decay=value), "weight_decay", repr(value))
+    check_refused(lambda: pl.Potential(lambda w, b: b[0], weight_decay=value), "weight_decay", repr(value))
+    check_refused(lambda: pl.classification(NETWORK.apply, weight_decay=value), "weight_decay", repr(value))
 
 
 # Networks and tasks
@@ -373,13 +377,13 @@ def test_weight_decay_is_not_negative(value):
 )
 @quick
 def test_sizes_are_positive_integers(sizes):
-    refused(lambda: pl.models.feedforward(sizes), "sizes", remedy="positive integers")
+    check_refused(lambda: pl.models.feedforward(sizes), "sizes", remedy="positive integers")
 
 
 @given(st.text().filter(lambda text: text not in ("relu", "identity")))
 @quick
 def test_the_output_activation_is_known(value):
-    refused(
+    check_refused(
         lambda: pl.models.feedforward((3, 2), output_activation=value), "output_activation", repr(value), remedy="relu"
     )
 
@@ -387,7 +391,7 @@ def test_the_output_activation_is_known(value):
 @given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=0.5000001), not_finite, not_a_number))
 @quick
 def test_the_flip_probability_is_at_most_one_half(value):
-    refused(
+    check_refused(
         lambda: pl.tasks.spin_vectors(jax.random.key(0), num_train=5, num_test=5, flip_probability=value),
         "flip_probability",
         repr(value),
@@ -401,7 +405,7 @@ def test_the_flip_probability_is_at_most_one_half(value):
 @quick
 def test_sizes_of_a_task_are_positive(name, value):
     sizes = {"num_train": 5, "num_test": 5} | {name: value}
-    refused(lambda: pl.tasks.spin_vectors(jax.random.key(0), **sizes), name, repr(value), remedy="integer")
+    check_refused(lambda: pl.tasks.spin_vectors(jax.random.key(0), **sizes), name, repr(value), remedy="integer")
 
 
 @given(
@@ -410,19 +414,19 @@ def test_sizes_of_a_task_are_positive(name, value):
 )
 @quick
 def test_adam_checks_its_numbers(name, value):
-    refused(lambda: MAKERS["adam"](**{name: value}), name, repr(value))
+    check_refused(lambda: MAKERS["adam"](**{name: value}), name, repr(value))
 
 
 @pytest.mark.parametrize("value", [None, "0", 0.5, True, 2**64, [0], np.zeros(2), THREE_KEYS])
 def test_key_is_a_seed_or_a_key(value):
-    refused(lambda: run(key=value), "key", remedy="jax.random.key(0)")
+    check_refused(lambda: run(key=value), "key", remedy="jax.random.key(0)")
 
 
 @pytest.mark.parametrize("masses", [{"a": 1.0}, [1.0], np.ones(3), jax.tree.map(lambda w: w[None] ** 2 + 1, WEIGHTS)])
 def test_masses_fit_the_weights(masses):
-    refused(lambda: run(MAKERS["full_batch"](masses=masses)), "masses", remedy="shaped like the weights")
+    check_refused(lambda: run(MAKERS["full_batch"](masses=masses)), "masses", remedy="shaped like the weights")
     hybrid = pl.hybrid_monte_carlo(POTENTIAL, DATASET, num_leapfrog_steps=2, time_step=0.1, masses=masses)
-    refused(lambda: run(hybrid), "masses", remedy="shaped like the weights")
+    check_refused(lambda: run(hybrid), "masses", remedy="shaped like the weights")
 
 
 def test_any_scalar_is_one_mass():
