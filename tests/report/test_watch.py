@@ -130,20 +130,28 @@ def test_the_live_view_follows_a_run_to_its_end(tmp_path: Path) -> None:
     assert "finished" in output.getvalue()
 
 
-def test_once_does_not_wait(tmp_path: Path) -> None:
+def test_once_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", make_trace(draws=20), room=60)
-    console = Console(file=io.StringIO(), width=140, force_terminal=True)
-    watch(run, once=True, console=console)
+    waits: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", waits.append)
+    screen = io.StringIO()
+    watch(run, once=True, console=Console(file=screen, width=140, force_terminal=True))
+    assert not waits
+    assert "steps" in screen.getvalue()
 
 
 def test_ctrl_c_leaves_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", make_trace(draws=20), room=60)
 
-    def interrupt(_: float) -> None:
+    interrupted = []
+
+    def interrupt(seconds: float) -> None:
+        interrupted.append(seconds)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module.time, "sleep", interrupt)
     watch(run, console=Console(file=io.StringIO(), width=140, force_terminal=True))
+    assert len(interrupted) == 1  # it waited, was interrupted, and came back
 
 
 def test_speed_is_that_of_the_recent_records(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def pseudo_langevin(
         momentum_retention: c1 = exp(−γδt/2).
         time_step: δt. Scaling it by s scales masses by s²: the dynamics are the same.
         reset_probability: ρ_reset, the chance that a refresh starts masses and momenta anew.
-        refresh_every: base interval between measurements of 𝒱, in steps.
+        refresh_every: base interval between measurements of 𝒱, in steps; rounded down to a multiple of 2ᵏ, k the number
+            of warm-up refreshes.
         warmup_refreshes: k early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each starts masses and momenta
             anew. A trained start is quiet, and 𝒱 grows by orders of magnitude while it thermalises; masses chosen
             at the start would be far too light by the first regular refresh. 0 is the paper's scheme.
