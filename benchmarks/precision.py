@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py starts.npz result.json
 
-Eight chains for each precision of the matrix products, from weights trained by Adam (an .npz file of the reproduction
+Six chains and two temperatures for each precision of the matrix products, from weights trained by Adam (an .npz file of the reproduction
 `thermodynamics`); `null` is the default, the kernels with bfloat16 factors. Energies are measured in full float32
 with compensated sums whatever the precision of the gradients.
 """
@@ -50,15 +50,15 @@ def main(starts_file: Path, out: Path) -> None:
             row[f"{temperature:g}"] = {name: average(trace[name].values, burn_in=0.5)[:2] for name in names}
         rows.append(row)
         print(json.dumps(row), flush=True)
-    content = {
-        "device": jax.devices()[0].device_kind,
-        "versions": {name: version_of(name) for name in PACKAGES},
-        "num_chains": NUM_CHAINS,
-        "num_steps": NUM_STEPS,
-        "columns": ["mean", "standard error"],
-        "rows": rows,
-    }
-    out.write_text(json.dumps(content, indent=1) + "\n")
+        content = {
+            "device": jax.devices()[0].device_kind,
+            "versions": {name: version_of(name) for name in PACKAGES},
+            "num_chains": NUM_CHAINS,
+            "num_steps": NUM_STEPS,
+            "columns": ["mean", "standard error"],
+            "rows": rows,
+        }
+        out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

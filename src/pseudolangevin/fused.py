@@ -6,6 +6,7 @@ The plain gradient is the fallback on other devices and for other models, and wh
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,6 @@ from .kernels import CLASSES, NARROW, Blocks, Packed, Tail
 from .models import FeedForward
 from .potential import Layered, Potential, cross_entropy
 from .types import Array, Batch, Weights
-
-PROGRAMS = 1056
-"""Programs of the backward kernel to aim at: eight for each multiprocessor of a large GPU."""
 
 
 def fits(potential: Potential, batch: Batch, precision: str | None) -> bool:
@@ -70,18 +68,19 @@ def _by_kernels(layered: Layered) -> Any:
 
 
 def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks:
-    """Sizes found by measurement on an H200."""
-    wide = network.sizes[1] > 1024
-    if wide:
-        blocks = Blocks(rows=128, hidden=64, warps=8, stages=3)
-    elif network.sizes[1] > 64:
-        blocks = Blocks(rows=64, hidden=128)
+    """Sizes found by measurement on an H200: large enough tiles for one chain, few enough partial sums for many."""
+    hidden = network.sizes[1]
+    if hidden > 1024:
+        blocks, programs = Blocks(rows=128, hidden=64, warps=8, stages=3), 800
+    elif hidden > 64:
+        blocks, programs = Blocks(rows=64, hidden=128), 128 if num_chains == 1 else 256
+    elif num_chains < 16:
+        blocks, programs = Blocks(stages=1, back_rows=32, back_hidden=32, back_stages=1), 256
     else:
-        blocks = Blocks(rows=64, hidden=64, stages=1, back_rows=32, back_hidden=32, back_stages=1)
-    num_chunks = -(-network.sizes[1] // blocks.back_hidden)
+        blocks, programs = Blocks(stages=1, back_stages=1), 256
+    num_chunks = -(-hidden // blocks.back_hidden)
     num_tiles = -(-batch_size // blocks.back_rows)
-    splits = max(1, min(num_tiles, PROGRAMS // (num_chunks * num_chains)))
-    return blocks.with_splits(splits)
+    return replace(blocks, splits=max(1, min(num_tiles, programs // (num_chunks * num_chains))))
 
 
 def by_kernels(

@@ -13,7 +13,7 @@ constant input of one. Sums over the batch come back in parts, one for each tile
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,10 +57,6 @@ class Blocks:
     back_stages: int = 2
     splits: int = 16
     """Parts of the batch that the backward kernel treats at once."""
-
-    def with_splits(self, splits: int) -> Blocks:
-        """The same, with another number of splits."""
-        return replace(self, splits=splits)
 
 
 class Tail(NamedTuple):
