@@ -3,8 +3,8 @@
     python benchmarks/precision.py starts.npz result.json
 
 Six chains at two temperatures for each precision of the matrix products, from weights trained by Adam (an .npz file of
-the reproduction `thermodynamics`); `null` is the default, the kernels with bfloat16 factors. Energies are measured in full float32
-with compensated sums whatever the precision of the gradients.
+the reproduction `thermodynamics`); `null` is the default, the kernels with bfloat16 factors. Energies are measured in
+full float32 with compensated sums whatever the precision of the gradients.
 """
 
 import json
