@@ -141,7 +141,7 @@ class Recording(Section):
     """What is written to the run folder, and how often."""
 
     keep_weights_every: int = Field(
-        default=10, ge=0, le=MAX_STEPS, description="keep the weights of every so many-th record; 0: never"
+        default=4, ge=0, le=MAX_STEPS, description="keep the weights of every so many-th record; 0: never"
     )
     weights_dtype: Literal["float16", "float32", "float64"] = Field(
         default="float32", description="precision of the kept weights"
@@ -178,8 +178,12 @@ class Settings(Section):
         default=DEFAULT_TEMPERATURES, description="T of each group of chains, all different"
     )
     num_chains: Count = Field(default=2, description="independent chains at each temperature")
-    num_steps: Count = Field(default=20_000, description="steps of every chain")
-    record_every: Count = Field(default=200, description="steps between records; num_steps is a multiple of it")
+    num_steps: Count = Field(default=100_000, description="steps of every chain")
+    record_every: Count = Field(
+        default=2_500,
+        description="steps between records; num_steps is a multiple of it. A record visits every example, "
+        "like P/S steps",
+    )
     seed: Seed = Field(default=0, description="of the dynamics")
     task: Annotated[TaskSection, Field(discriminator="kind")] = Field(default=SpinVectors(), description="the data")
     network: Network = Field(default=Network(), description="the network")
