@@ -68,7 +68,7 @@ def test_overrides():
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
-@pytest.mark.parametrize(("num_steps", "records"), [(100_000, 40), (250_000, 100), (20_000, 40), (250, 50), (7, 7)])
+@pytest.mark.parametrize(("num_steps", "records"), [(200_000, 80), (250_000, 100), (20_000, 80), (250, 125), (7, 7)])
 def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
     assert config.parse(f"num_steps = {num_steps}").num_records == records
 

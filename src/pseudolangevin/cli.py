@@ -101,7 +101,7 @@ def sample(
 
 @app.command(
     epilog="pseudolangevin resume runs/first\n\n"
-    "pseudolangevin resume runs/first --steps 40000   (extends a finished run)"
+    "pseudolangevin resume runs/first --steps 400000   (extends a finished run)"
 )
 def resume(
     run_dir: RunDir,

@@ -36,7 +36,7 @@ def measure(
     """One row; a step of SGHMC is `INTEGRATION_STEPS` gradients on one batch, of SGLD one."""
     gradients = INTEGRATION_STEPS if name == "sghmc" else 1
     flops = gradients * problem.batch_size * problem.gradient_flops
-    guess = guessed_seconds(num_chains * flops, rates["tensorfloat32"])
+    guess = guessed_seconds(num_chains * flops, rates.get("tensorfloat32", rates["float32"]))
     if 4 * guess > deadline.left:
         reason = f"a step may take {guess:.2g} s, and {deadline.left:.0f} s were left"
         return skipped(problem.num_weights, NAME, name, reason, num_chains)

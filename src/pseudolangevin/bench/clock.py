@@ -17,11 +17,13 @@ class Deadline:
     """A moment to stop at."""
 
     at: float
+    repeat_seconds: float = 2.0
+    """How long blocks are repeated where there is time."""
 
     @staticmethod
-    def after(seconds: float) -> Deadline:
+    def after(seconds: float, repeat_seconds: float = 2.0) -> Deadline:
         """So many seconds from now."""
-        return Deadline(time.monotonic() + seconds)
+        return Deadline(time.monotonic() + seconds, repeat_seconds)
 
     @property
     def left(self) -> float:
@@ -30,7 +32,7 @@ class Deadline:
 
     def share(self, part: float, of: float) -> Deadline:
         """The end of this part of the time that is left."""
-        return Deadline.after(self.left * part / max(of, part))
+        return Deadline.after(self.left * part / max(of, part), self.repeat_seconds)
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Timing:
     num_blocks: int
 
 
-def time_blocks(block: Callable[[], None], deadline: Deadline, *, warm_up: int = 1, seconds: float = 2.0) -> Timing:
-    """Run `block`, which returns when its work is done, for about `seconds` but not beyond `deadline`.
+def time_blocks(block: Callable[[], None], deadline: Deadline, *, warm_up: int = 1) -> Timing:
+    """Run `block`, which returns when its work is done, again and again, but not beyond `deadline`.
 
     It is run at least once after the warm-up, so a block must fit into the time that is left.
     """
@@ -56,7 +58,7 @@ def time_blocks(block: Callable[[], None], deadline: Deadline, *, warm_up: int =
         start = time.perf_counter()
         block()
         times.append(time.perf_counter() - start)
-        enough = len(times) >= MIN_BLOCKS and time.perf_counter() - began >= seconds
+        enough = len(times) >= MIN_BLOCKS and time.perf_counter() - began >= deadline.repeat_seconds
         if enough or deadline.left < 2 * times[-1]:
             break
     return Timing(statistics.median(times), min(times), max(times), len(times))

@@ -50,6 +50,8 @@ class Request:
     chains: Sequence[int] = CHAINS
     samplers: Sequence[str] = SAMPLERS
     seconds: float = 600.0
+    repeat_seconds: float = 2.0
+    """How long a measurement is repeated."""
     peers: bool = True
     scaling: bool = True
     recording: bool = True
@@ -98,7 +100,8 @@ def run(request: Request, *, json_path: Path | None = None, console: Console | N
     for index, (task, weight) in enumerate(tasks):
         until = deadline.share(weight, sum(w for _, w in tasks[index:]))
         rates = content["machine"].get("matrix_product_flops_per_second")
-        for kind, value in _results(task | {"rates": rates, "until": time.time() + until.left}):
+        limits = {"until": time.time() + until.left, "repeat_seconds": request.repeat_seconds}
+        for kind, value in _results(task | limits | {"rates": rates}):
             console.print(table.line(kind, value), highlight=False, soft_wrap=True)
             if task["task"] == "scaling" and kind in grown:
                 grown[kind].append(value)
@@ -158,8 +161,10 @@ def _results(task: dict[str, Any]) -> Iterator[tuple[str, Row]]:
         return
     environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"} | os.environ
     command = [sys.executable, "-m", f"{__package__}.worker", json.dumps(task)]
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True)
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True) as process,
+    ):
         overrun = threading.Timer(seconds + GRACE, process.kill)
         overrun.start()
         try:
@@ -172,7 +177,6 @@ def _results(task: dict[str, Any]) -> Iterator[tuple[str, Row]]:
         finally:
             overrun.cancel()
             process.kill()
-            process.wait()
         if code:
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:]

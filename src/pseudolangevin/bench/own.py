@@ -90,7 +90,7 @@ def measure(
     """One row: the named sampler with so many chains; or why there is none."""
     case = CASES[name]
     flops = case.flops(problem)
-    guess = guessed_seconds(num_chains * flops, rates[case.products])
+    guess = guessed_seconds(num_chains * flops, rates.get(case.products, rates["float32"]))
     start_steps = START_BATCHES if "variance_block" in _parameters(name) else 1
     if guess * (start_steps + 3) > deadline.left:
         reason = f"a step may take {guess:.2g} s, and {deadline.left:.0f} s were left"
@@ -166,7 +166,7 @@ def _refresh(
         chain.states = chain.states._replace(next_refresh=chain.states.step + 0)
         chain.apply(program)
 
-    seconds = time_blocks(refresh, deadline, warm_up=0, seconds=1.0).median
+    seconds = time_blocks(refresh, deadline, warm_up=0).median
     base, longest = sampler.settings["refresh_every"], sampler.settings["max_refresh_interval"]
     return {
         "refresh_seconds": seconds,

@@ -86,10 +86,11 @@ def _steps(rows: list[Row]) -> Table:
 
 
 def _ratios(rows: list[Row]) -> Table:
-    found = _table("pseudo-Langevin, 𝒱 included, against others: per gradient", "N", "peer", "chains", "times faster")
+    found = _table("pseudo-Langevin against others, per gradient", "N", "peer", "chains", "times faster", "𝒱 included")
     for r in sorted(rows, key=lambda r: (r["num_weights"], r["num_chains"])):
         size = f"{r['num_weights']:,}".replace(",", " ")
-        found.add_row(size, r["peer"], str(r["num_chains"]), f"{r['times_faster']:.3g}")
+        included = "yes" if r["refresh_included"] else "no"
+        found.add_row(size, r["peer"], str(r["num_chains"]), f"{r['times_faster']:.3g}", included)
     return found
 
 

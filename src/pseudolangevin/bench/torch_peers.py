@@ -29,12 +29,12 @@ def measure_all(problem: Problem, deadline: Deadline, emit: Callable[[str, Row],
     """Rows of every PyTorch peer at one size; on a GPU, eager pL with PyTorch's own float32 products and with TF32."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     inputs, labels = (torch.from_numpy(array).to(device) for array in problem.arrays())
-    task = _Task(problem, inputs, labels.long())
-    plans: list[tuple[str, str, str, Callable[[_Task], Callable[[], None]]]] = [
-        ("torch", "pseudo_langevin", "highest", eager_pseudo_langevin)
+    task = Task(problem, inputs, labels.long())
+    plans: list[tuple[str, str, str, Callable[[Task], Callable[[], None]]]] = [
+        ("torch", "pseudo_langevin", "highest", EagerPseudoLangevin)
     ]
     if device.type == "cuda":
-        plans.append(("torch", "pseudo_langevin_tf32", "high", eager_pseudo_langevin))
+        plans.append(("torch", "pseudo_langevin_tf32", "high", EagerPseudoLangevin))
     if importlib.util.find_spec("posteriors") is not None:
         precision = "high" if device.type == "cuda" else "highest"
         plans.append(("posteriors", "sghmc", precision, posteriors_sghmc))
@@ -44,10 +44,11 @@ def measure_all(problem: Problem, deadline: Deadline, emit: Callable[[str, Row],
         emit(*_measure(task, name, sampler, precision, make, until))
 
 
-class _Task:
+class Task:
     """Network, data and gradient in PyTorch."""
 
     def __init__(self, problem: Problem, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Random weights, uniform in ±1/√(inputs of the layer)."""
         self.problem, self.inputs, self.labels = problem, inputs, labels
         self.stiffness = WEIGHT_DECAY / problem.num_weights
         generator = torch.Generator(device=inputs.device).manual_seed(0)
@@ -58,10 +59,12 @@ class _Task:
                 self.weights[f"layer{layer}.{kind}"] = (2 * uniform - 1) / math.sqrt(num_in)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Examples drawn with replacement."""
         chosen = torch.randint(self.inputs.shape[0], (self.problem.batch_size,), device=self.inputs.device)
         return self.inputs[chosen].float(), self.labels[chosen]
 
     def energy(self, weights: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """U on a batch."""
         hidden, labels = batch
         for layer in (1, 2, 3):
             hidden = torch.relu(hidden @ weights[f"layer{layer}.kernel"] + weights[f"layer{layer}.bias"])
@@ -69,37 +72,42 @@ class _Task:
         return torch.nn.functional.cross_entropy(hidden, labels) + 0.5 * self.stiffness * squares
 
     def gradient(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """∇U on a batch of its own."""
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
         gradients = torch.autograd.grad(self.energy(leaves, self.batch()), list(leaves.values()))
         return dict(zip(leaves, gradients, strict=True))
 
 
-def eager_pseudo_langevin(task: _Task) -> Callable[[], None]:
-    """One step of pseudo-Langevin, eager (eq:PseudoLangevinIntegrator with δt = 1)."""
-    c1_squared = DEFAULT_MOMENTUM_RETENTION**2
-    kick = (1 + c1_squared) / 2
-    temperature = task.problem.temperature
-    weights = {name: w.clone() for name, w in task.weights.items()}
-    draws = [task.gradient(weights) for _ in range(VARIANCE_BATCHES)]
-    variance = {name: torch.stack([g[name] for g in draws]).var(dim=0) for name in weights}
-    # M = 𝒱/(4·(1 − c1²)·T·𝒯), and 1 % of a tensor's mean 𝒱 as the floor.
-    scale = 1 / (4 * (1 - c1_squared) * temperature * TEMPERATURE_RATIO)
-    masses = {name: scale * torch.maximum(v, 0.01 * v.mean()) for name, v in variance.items()}
-    momenta = {name: torch.sqrt(m * temperature) * torch.randn_like(m) for name, m in masses.items()}
+class EagerPseudoLangevin:
+    """Pseudo-Langevin as one would write it first; a call is a step (eq:PseudoLangevinIntegrator with δt = 1)."""
 
-    def step() -> None:
-        for name, mass in masses.items():
-            weights[name] = weights[name] + momenta[name] / mass
-        gradient = task.gradient(weights)
-        for name, mass in masses.items():
-            thermal = (1 - c1_squared**2) * mass * temperature
-            width = torch.sqrt(torch.clamp(thermal - kick**2 * variance[name], min=0))
-            momenta[name] = c1_squared * momenta[name] - kick * gradient[name] + width * torch.randn_like(width)
+    def __init__(self, task: Task) -> None:
+        """Measure 𝒱, choose masses for the ratio 𝒯, draw momenta."""
+        self.task = task
+        self.c1_squared = DEFAULT_MOMENTUM_RETENTION**2
+        self.temperature = task.problem.temperature
+        self.weights = {name: w.clone() for name, w in task.weights.items()}
+        draws = [task.gradient(self.weights) for _ in range(VARIANCE_BATCHES)]
+        self.variance = {name: torch.stack([g[name] for g in draws]).var(dim=0) for name in self.weights}
+        # M = 𝒱/(4·(1 − c1²)·T·𝒯), and 1 % of a tensor's mean 𝒱 as the floor.
+        scale = 1 / (4 * (1 - self.c1_squared) * self.temperature * TEMPERATURE_RATIO)
+        self.masses = {name: scale * torch.maximum(v, 0.01 * v.mean()) for name, v in self.variance.items()}
+        self.momenta = {name: torch.sqrt(m * self.temperature) * torch.randn_like(m) for name, m in self.masses.items()}
 
-    return step
+    def __call__(self) -> None:
+        """Drift, one gradient, kick."""
+        kick = (1 + self.c1_squared) / 2
+        for name, mass in self.masses.items():
+            self.weights[name] = self.weights[name] + self.momenta[name] / mass
+        gradient = self.task.gradient(self.weights)
+        for name, mass in self.masses.items():
+            thermal = (1 - self.c1_squared**2) * mass * self.temperature
+            width = torch.sqrt(torch.clamp(thermal - kick**2 * self.variance[name], min=0))
+            noise = width * torch.randn_like(width)
+            self.momenta[name] = self.c1_squared * self.momenta[name] - kick * gradient[name] + noise
 
 
-def posteriors_sghmc(task: _Task) -> Callable[[], None]:
+def posteriors_sghmc(task: Task) -> Callable[[], None]:
     """One update of the SGHMC of posteriors, which is one gradient."""
     sghmc = importlib.import_module("posteriors").sgmcmc.sghmc
 
@@ -118,11 +126,11 @@ def posteriors_sghmc(task: _Task) -> Callable[[], None]:
 
 
 def _measure(
-    task: _Task,
+    task: Task,
     name: str,
     sampler: str,
     precision: str,
-    make: Callable[[_Task], Callable[[], None]],
+    make: Callable[[Task], Callable[[], None]],
     deadline: Deadline,
 ) -> tuple[str, Row]:
     on_gpu = task.inputs.is_cuda

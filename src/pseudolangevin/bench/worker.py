@@ -73,7 +73,7 @@ TASKS = {function.__name__: function for function in (machine, steps, torch, sca
 def main() -> None:
     """The task is the only argument, as JSON."""
     task = json.loads(sys.argv[1])
-    deadline = Deadline.after(task["until"] - time.time())
+    deadline = Deadline.after(task["until"] - time.time(), task["repeat_seconds"])
     if task["task"] != "torch":
         jax = import_module("jax")
         jax.config.update("jax_enable_compilation_cache", False)  # compile times are to be of compiling

@@ -34,7 +34,7 @@ NOT_IN_FILES = ("potential", "dataset", "key", "validation", "validate_every", "
 """Arguments of samplers and tasks that come from elsewhere, or from Python alone."""
 WITHOUT_TEMPERATURE = ("adam",)
 DEFAULT_TEMPERATURES = [1e-5, 3e-5]
-DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 2_500, 40
+DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 2_500, 80
 """A record visits every example of the training and the test set, which takes as long as 100 steps or so; this far
 apart they cost less than 5 % of the run (`pseudolangevin bench` measures it). It is a multiple of the shortest refresh
 interval, so segments of one length do."""
@@ -145,7 +145,7 @@ class Recording(Section):
     """What is written to the run folder, and how often."""
 
     keep_weights_every: int = Field(
-        default=4, ge=0, le=MAX_STEPS, description="keep the weights of every so many-th record; 0: never"
+        default=10, ge=0, le=MAX_STEPS, description="keep the weights of every so many-th record; 0: never"
     )
     weights_dtype: Literal["float16", "float32", "float64"] = Field(
         default="float32", description="precision of the kept weights"
@@ -186,7 +186,7 @@ class Settings(Section):
     record_every: Count = Field(
         default=DEFAULT_RECORD_EVERY,
         description="steps between records; num_steps is a multiple of it. A record visits all examples, like P/S "
-        "steps. Unset: 2500, or 40 records of a shorter run",
+        "steps. Unset: 2500, or 80 records of a shorter run",
     )
     seed: Seed = Field(default=0, description="of the dynamics")
     task: Annotated[TaskSection, Field(discriminator="kind")] = Field(default=SpinVectors(), description="the data")
