@@ -17,7 +17,7 @@ from ..data import Dataset
 from ..samplers.base import Sampler
 from .clock import Deadline, Timing, steps_per_block, time_blocks
 from .memory import PeakMemory, available_bytes, program_bytes
-from .problem import Problem
+from .problem import QUIET_TEMPERATURE_RATIO, Problem
 from .rows import OWN, Row, row, skipped
 
 LEAPFROG_STEPS = 10
@@ -25,8 +25,8 @@ GUESSED_EFFICIENCY, GUESSED_LAUNCH = 0.1, 3e-5
 """A first guess of a step: a tenth of the machine's rate, and 30 µs; blocks are sized by it, nothing is reported."""
 MAX_STEPS_PER_BLOCK = 2_000
 START_BATCHES = 10
-"""Mini-batches for the 𝒱 that the timed chains start with. How it was measured does not change the time of a step; the
-refresh is timed with the default settings."""
+"""Mini-batches for the 𝒱 that the timed chains start with. Neither that nor 𝒯 changes the time of a step; the refresh
+is timed with the default settings."""
 
 Maker = Callable[..., Sampler]
 
@@ -182,8 +182,9 @@ def _refresh(
 def _make(problem: Problem, dataset: Dataset, name: str, start_batches: int | None = None) -> Sampler:
     settings = CASES[name].settings(problem)
     if start_batches is not None:
-        fewer = {"variance_block": start_batches, "variance_max_batches": start_batches}
-        settings |= {key: value for key, value in fewer.items() if key in _parameters(name)}
+        quiet: dict[str, Any] = {"temperature_ratio": QUIET_TEMPERATURE_RATIO}
+        quiet |= {"variance_block": start_batches, "variance_max_batches": start_batches}
+        settings |= {key: value for key, value in quiet.items() if key in _parameters(name)}
     return SAMPLERS[name](problem.potential(), dataset, **settings)
 
 

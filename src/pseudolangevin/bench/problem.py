@@ -17,6 +17,8 @@ PUBLISHED_SIZES = (11_160, 101_610, 1_006_110)
 NUM_CLASSES, DIMENSION, FLIP_PROBABILITY = 10, 100, 0.355
 MAX_DISTINCT_EXAMPLES = 5_030_550
 """Beyond the paper's largest data set the same examples are repeated: more would only take longer to make."""
+QUIET_TEMPERATURE_RATIO = 1e-6
+"""𝒯 of the timed chains: masses so heavy that they stay finite without a refresh, however long they are timed."""
 
 
 @dataclass(frozen=True)

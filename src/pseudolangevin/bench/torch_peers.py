@@ -16,13 +16,12 @@ import torch
 from ..paper.spins import WEIGHT_DECAY
 from ..samplers.langevin import DEFAULT_MOMENTUM_RETENTION
 from .clock import Deadline, steps_per_block, time_blocks
-from .problem import Problem
+from .problem import QUIET_TEMPERATURE_RATIO, Problem
 from .rows import Row, row, skipped
 
 VARIANCE_BATCHES = 10
 """Enough for masses that keep the chain finite while it is timed; the time of a step does not depend on it."""
 MAX_STEPS_PER_BLOCK = 1_000
-TEMPERATURE_RATIO = 0.01
 
 
 def measure_all(problem: Problem, deadline: Deadline, emit: Callable[[str, Row], None]) -> None:
@@ -90,7 +89,7 @@ class EagerPseudoLangevin:
         draws = [task.gradient(self.weights) for _ in range(VARIANCE_BATCHES)]
         self.variance = {name: torch.stack([g[name] for g in draws]).var(dim=0) for name in self.weights}
         # M = 𝒱/(4·(1 − c1²)·T·𝒯), and 1 % of a tensor's mean 𝒱 as the floor.
-        scale = 1 / (4 * (1 - self.c1_squared) * self.temperature * TEMPERATURE_RATIO)
+        scale = 1 / (4 * (1 - self.c1_squared) * self.temperature * QUIET_TEMPERATURE_RATIO)
         self.masses = {name: scale * torch.maximum(v, 0.01 * v.mean()) for name, v in self.variance.items()}
         self.momenta = {name: torch.sqrt(m * self.temperature) * torch.randn_like(m) for name, m in self.masses.items()}
 
