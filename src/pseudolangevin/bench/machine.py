@@ -36,7 +36,7 @@ def describe() -> dict[str, Any]:
 def product_rates(deadline: Deadline) -> dict[str, float]:
     """FLOP/s of square matrix products, by precision."""
     size, repeats = (8_192, 10) if jax.devices()[0].platform != "cpu" else (1_024, 4)
-    found = {}
+    found: dict[str, float] = {}
     for name, (dtype, precision) in PRECISIONS.items():
         if found and deadline.left < 1:
             break
