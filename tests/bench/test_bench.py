@@ -154,7 +154,7 @@ def test_ratios_count_the_refresh_and_compare_gradients():
 
 
 def test_the_largest_size_is_found_between_the_last_that_fits_and_the_first_that_does_not(monkeypatch, tmp_path):
-    limit = 400_000
+    limit = 300_000
 
     def measure(problem, *_, **__):
         if problem.num_weights > limit:
