@@ -40,7 +40,7 @@ def measured(tmp_path_factory) -> dict:
         recording_changes=TINY_RUN,
     )
     # PyTorch takes longer to import than all else here; its rows have tests of their own.
-    absent = [{"peer": peer, "reason": "left out"} for peer in ("torch", "posteriors")]
+    absent = [{"peer": peer, "reason": "left [out]"} for peer in ("torch", "posteriors")]
     with path.with_suffix(".txt").open("w") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "_absent", lambda: absent)
         driver.run(request, json_path=path, console=Console(file=file))
@@ -63,7 +63,7 @@ def test_a_row_holds_times_arithmetic_and_memory(measured):
 
 def test_peers_are_measured_or_named_as_absent(measured):
     assert {r["implementation"] for r in measured["rows"]} == {"pseudolangevin", "blackjax"}
-    assert "torch is absent: left out" in measured["printed"]
+    assert "torch is absent: left [out]" in measured["printed"]
     assert {r["peer"] for r in measured["ratios"]} == {"blackjax sghmc", "blackjax sgld"}
     assert "times faster" in measured["printed"]
     assert not measured["skipped"]

@@ -94,7 +94,7 @@ def run(request: Request, *, json_path: Path | None = None, console: Console | N
         "absent": _absent() if request.peers else [],
     }
     for peer in content["absent"]:
-        console.print(f"{peer['peer']} is absent: {peer['reason']}", highlight=False)
+        console.print(f"{peer['peer']} is absent: {peer['reason']}", highlight=False, markup=False)
     grown: dict[str, list[Row]] = {"row": [], "skipped": []}
     tasks = _tasks(request, {peer["peer"] for peer in content["absent"]})
     for index, (task, weight) in enumerate(tasks):
@@ -102,7 +102,7 @@ def run(request: Request, *, json_path: Path | None = None, console: Console | N
         rates = content["machine"].get("matrix_product_flops_per_second")
         limits = {"until": time.time() + until.left, "repeat_seconds": request.repeat_seconds}
         for kind, value in _results(task | limits | {"rates": rates}):
-            console.print(table.line(kind, value), highlight=False, soft_wrap=True)
+            console.print(table.line(kind, value), highlight=False, markup=False, soft_wrap=True)
             if task["task"] == "scaling" and kind in grown:
                 grown[kind].append(value)
                 content["scaling"] = scaling.summary(grown["row"], grown["skipped"])
