@@ -20,7 +20,7 @@ LEVELS = [
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
-    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "cli"},
+    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
