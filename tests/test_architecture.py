@@ -14,8 +14,8 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "trees", "compensated", "checks"},
-    {"data", "models", "masses", "integrator"},
+    {"types", "trees", "compensated", "checks", "idx"},
+    {"data", "models", "masses", "integrator", "fashion"},
     {"tasks", "potential", "gradients", "noise"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
