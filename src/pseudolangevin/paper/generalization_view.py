@@ -260,7 +260,7 @@ def draw(outcomes: list[Outcome], scale: str) -> Figure:
         axes.set(xscale="log", ylabel=label, yscale="log" if name == "gradient_variance" else "linear")
     if story.adam is not None:
         panels[0, 0].axhline(story.adam.best_test_error, color="0.5", lw=1, label="Adam, stopped early")
-    panels[0, 0].legend(frameon=False, fontsize=8)
+    panels[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
     panels[2, 0].set_xlabel("temperature T")
     if len(temperatures) > 2:
         _overlay(panels[2, 0], story)
@@ -300,7 +300,7 @@ def _overlay(axes: Axes, story: Story) -> None:
 
 def _inset(axes: Axes, story: Story) -> None:
     """Test error along the runs from random weights."""
-    inset = axes.inset_axes((0.42, 0.42, 0.5, 0.5))
+    inset = axes.inset_axes((0.25, 0.45, 0.45, 0.5))
     for outcome, color in ((story.cold, "#e69f00"), (story.warm, "#009e73"), (story.adam, "#d55e00")):
         if outcome is not None:
             style = ":" if outcome.phase.temperature is None else "-"
