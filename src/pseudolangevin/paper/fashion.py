@@ -64,7 +64,8 @@ class Settings:
     """Of everything, compilation included."""
     record_every: int
     refresh_every: int
-    """2³ times `record_every`, so that all segments are of one length and compile once."""
+    warmup_refreshes: int
+    """k; a multiple of `refresh_every`/2ᵏ is recorded, so that all segments are of one length and compile once."""
     adam_record_every: int
     chunk_size: int
     learning_rate: float = 1e-4
@@ -86,7 +87,8 @@ SETTINGS = {
         ),
         total_seconds=200,
         record_every=1_000,
-        refresh_every=8_000,
+        refresh_every=6_400,
+        warmup_refreshes=6,
         adam_record_every=1_000,
         chunk_size=10_000,
     ),
@@ -100,9 +102,10 @@ SETTINGS = {
             Group("2e-5 and 1e-4", (2e-5, 1e-4), 6_000, 60),
             Group(ADAM, (), 8_000, 20),
         ),
-        total_seconds=200,
+        total_seconds=300,
         record_every=200,
         refresh_every=1_600,
+        warmup_refreshes=6,
         adam_record_every=200,
         chunk_size=5_000,
         learning_rate=1e-3,
@@ -158,6 +161,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         batch_size=settings.batch_size,
         temperature_ratio=settings.temperature_ratio,
         refresh_every=settings.refresh_every,
+        warmup_refreshes=settings.warmup_refreshes,
     )
     trainer = adam(
         potential,
