@@ -108,7 +108,8 @@ TINY = {
         fashion,
         "SETTINGS",
         lambda s: replace(s, hidden_units=3, num_train=200, batch_size=50, record_every=10, refresh_every=80,
-                          warmup_refreshes=3, adam_record_every=20, groups=tuple(replace(g, max_steps=40) for g in s.groups)),
+                          warmup_refreshes=3, adam_record_every=20,
+                          groups=tuple(replace(g, max_steps=40) for g in s.groups)),
     ),
 }  # fmt: skip
 
