@@ -14,8 +14,8 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "trees", "compensated", "checks"},
-    {"data", "models", "masses", "integrator", "kernels"},
+    {"types", "trees", "compensated", "checks", "idx"},
+    {"data", "models", "masses", "integrator", "kernels", "fashion"},
     {"tasks", "potential", "fused", "gradients", "noise", "moments"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},

@@ -119,6 +119,10 @@ def test_what_fits() -> None:
     for sizes in [(128, 40, 30, 5), (20, 40, 129, 5), (20, 40, 30, 17), (20, 40, 5), (20, 40, 30, 30, 5)]:
         other = pl.classification(pl.models.feedforward(sizes).apply)
         assert not fused.fits(other, train.batch, None)
+    wide = pl.classification(pl.models.feedforward((20, 5_000, 30, 5)).apply)
+    batches = {num: (jnp.zeros((num, 20), jnp.int8), jnp.zeros(num, jnp.int32)) for num in (128, 5_000)}
+    assert not fused.fits(wide, batches[128], None)
+    assert fused.fits(wide, batches[5_000], None)
     assert not fused.fits(pl.regression(network.apply), train.batch, None)
     assert not fused.fits(pl.classification(lambda w, x: 1.0 * network.apply(w, x)), train.batch, None)
 

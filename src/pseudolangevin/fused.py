@@ -25,15 +25,19 @@ def fits(potential: Potential, batch: Batch, precision: str | None) -> bool:
     """Whether the kernels cover this: cross-entropy on two hidden layers, all but the first hidden one narrow.
 
     Kernels round factors to bfloat16, so they are not for a higher `precision` that was asked for. Several devices
-    are left to XLA, which splits the plain gradient among them and cannot split a kernel.
+    are left to XLA, which splits the plain gradient among them and cannot split a kernel; so is a small batch on a wide
+    layer, where a few tiles would have to work through all of its chunks.
     """
     layered, inputs = potential.layered, batch[0]
     if layered is None or layered.output_loss is not cross_entropy or len(layered.network.sizes) != 4:
         return False
     if precision not in (None, "bfloat16") or jax.device_count() > 1:
         return False
-    num_in, _, narrow, num_out = layered.network.sizes
-    return isinstance(inputs, jax.Array) and num_in < NARROW and narrow <= NARROW and num_out <= CLASSES
+    num_in, hidden, narrow, num_out = layered.network.sizes
+    if not isinstance(inputs, jax.Array) or num_in >= NARROW or narrow > NARROW or num_out > CLASSES:
+        return False
+    blocks = blocks_for(layered.network, inputs.shape[0], 1)
+    return hidden / blocks.hidden <= 4 * inputs.shape[0] / blocks.rows
 
 
 def loss_gradient(potential: Potential, weights: Weights, batch: Batch, precision: str | None = None) -> Weights:

@@ -60,6 +60,14 @@ SpinVectors: Any = from_signature(
     last={"seed": (Seed, Field(6, description="of the class vectors and the examples; 6 comes near the paper's data"))},
 )
 
+FashionMnist: Any = from_signature(
+    tasks.fashion_mnist,
+    tag=("kind", "fashion_mnist"),
+    skip=NOT_IN_FILES,
+    last=_seed("of the random projection"),
+)
+Idx: Any = from_signature(tasks.idx, tag=("kind", "idx"), skip=NOT_IN_FILES, last=_seed("of the random projection"))
+
 
 class Files(Section):
     """Your own data."""
@@ -168,7 +176,7 @@ class Placement(Section):
     kind: Literal["one_device"] = Field(default="one_device", description="all chains on one device")
 
 
-TaskSection: Any = SpinVectors | Files
+TaskSection: Any = SpinVectors | FashionMnist | Idx | Files
 StartSection: Any = RandomStart | AdamStart | FileStart
 SamplerSection: Any = Union[  # noqa: UP007 (built at run time, so that a new sampler is one more entry of SAMPLERS)
     tuple(from_signature(function, tag=("name", name), skip=NOT_IN_FILES) for name, function in SAMPLERS.items())
