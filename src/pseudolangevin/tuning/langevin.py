@@ -1,0 +1,250 @@
+"""Tuning pseudo-Langevin: batch size S, temperature ratio 𝒯, friction c1 and the reset of the masses.
+
+What theory and experience say saves most of the work. Displacement per step grows as S·𝒯, so the best S is the one with
+the most examples per second, which needs timing alone. The bias depends on 𝒯 and hardly on S. So: time the batch sizes
+(the chain equilibrates meanwhile), then climb in 𝒯 as long as the bias stays within the budget, and see whether another
+S, reset or c1 does better there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..samplers.base import Sampler
+from . import reference
+from .bench import Bench, segment_of
+from .measure import Estimate, Measured
+from .reference import Anchor
+from .result import Bias, Tried
+
+TIMING_SECONDS = 1.0
+TIMING_SHARE, EQUILIBRATION_SHARE, REFERENCE_SHARE = 0.2, 0.35, 0.55
+"""The shares of the time by which these parts have ended."""
+SATURATED = 0.7
+"""A larger S is not tried once the examples per second have fallen to this share of the best."""
+VARIANCE_SHARE = 0.1
+"""𝒱 is measured at most so often that it costs this share of the time."""
+RELAXATION_SHARE = 0.5
+"""𝒱 is measured after this share of the relaxation time 1/(4·S·T·𝒯), where that is affordable."""
+MAX_INTERVAL = 5_000
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is searched."""
+
+    batch_sizes: Sequence[int]
+    temperature_ratios: Sequence[float]
+    momentum_retentions: Sequence[float]
+    reset_probabilities: Sequence[float]
+
+
+@dataclass
+class LangevinSearch:
+    """One search."""
+
+    bench: Bench
+    grid: Grid
+    budget: float
+    notes: list[str] = field(default_factory=list)
+    step_seconds: dict[int, float] = field(default_factory=dict)
+    refresh_seconds: dict[int, float] = field(default_factory=dict)
+    runs: list[tuple[dict[str, Any], Measured, dict[str, Estimate]]] = field(default_factory=list)
+    exact: dict[str, Estimate] | None = None
+    reference: str = "𝒯 → 0"
+
+    def run(self) -> tuple[list[Tried], Tried]:
+        """All candidates, and the best."""
+        sizes = self._time_batch_sizes()
+        anchor_run = self._anchor(sizes[0])
+        if not anchor_run.stopped:
+            limit = self.bench.left(REFERENCE_SHARE)
+            self.exact, how = reference.exact_averages(self.bench, anchor_run, max(limit, 0.1 * self.bench.seconds))
+            self.reference = "full-batch sampling" if self.exact else "𝒯 → 0"
+            self.notes.append(f"biases are against {self.reference}: {how}")
+            self.bench.report(self.notes[-1])
+        self._climb(sizes[0], self._middle())
+        variants: list[dict[str, Any]] = [{"batch_size": size} for size in sizes[1:2]]
+        variants += [{"reset_probability": p} for p in self.grid.reset_probabilities[1:]]
+        variants += [{"momentum_retention": c} for c in self.grid.momentum_retentions[1:]]
+        for variant in variants:
+            best = self._best(self._judged())
+            options = {name: best.settings[name] for name in ("momentum_retention", "reset_probability")}
+            options = {"batch_size": best.settings["batch_size"]} | options | variant
+            start = self.grid.temperature_ratios.index(best.settings["temperature_ratio"])
+            self._climb(options.pop("batch_size"), start, **options)
+        tried = self._judged()
+        return tried, self._best(tried)
+
+    def sampler(self, best: Tried) -> Sampler:
+        """The recommendation as a sampler: refreshes during the warm-up as in the base, since users start cold."""
+        return self.bench.langevin(**_sampler_settings(best.settings))
+
+    def _time_batch_sizes(self) -> list[int]:
+        """Batch sizes by examples per second, best first; the chain moves on from one to the next."""
+        speeds: dict[int, float] = {}
+        ratio = self.grid.temperature_ratios[0]
+        for size in sorted(self.grid.batch_sizes):
+            if speeds and self.bench.left(TIMING_SHARE) <= 0:
+                self.notes.append(f"time ran out before S = {size} was timed")
+                break
+            settings = self._settings(size, ratio)
+            segment = segment_of(self.bench.langevin(momentum_retention=settings["momentum_retention"]))
+            settings["refresh_every"] = MIN_TICKS * segment
+            run = self.bench.measure(
+                self.bench.langevin(**_sampler_settings(settings)),
+                min(TIMING_SECONDS, TIMING_SHARE * self.bench.seconds / len(self.grid.batch_sizes)),
+                observe=False,
+            )
+            if run.stopped:
+                self.notes.append(f"S = {size}, 𝒯 = {ratio:g}: the chain turned non-finite")
+                continue
+            self.bench.weights = run.weights
+            self.refresh_seconds[size] = run.refresh_seconds
+            self.step_seconds[size] = run.seconds_per_step * (1 - run.variance_share)
+            speeds[size] = size / self.step_seconds[size]
+            self.bench.report(f"S = {size}: {1e3 * self.step_seconds[size]:.4g} ms/step without 𝒱")
+            if speeds[size] < SATURATED * max(speeds.values()):
+                break
+        if not speeds:
+            raise ValueError(
+                f"no batch size kept the chain finite at 𝒯 = {ratio:g}; raise mass_floor, lower temperature_ratios, "
+                "or start from trained weights"
+            )
+        return sorted(speeds, key=lambda size: -speeds[size])
+
+    def _anchor(self, size: int) -> Measured:
+        """Equilibrate with the smallest 𝒯; the later part is the first candidate."""
+        settings = self._settings(size, self.grid.temperature_ratios[0])
+        sampler = self.bench.langevin(**_sampler_settings(settings), warmup_refreshes=0)
+        run = self.bench.measure(sampler, self.bench.left(EQUILIBRATION_SHARE))
+        self._keep(settings, run)
+        if not run.stopped:
+            self.bench.weights = run.weights
+        return run
+
+    def _climb(self, size: int, start: int, **options: Any) -> None:
+        """Upwards in 𝒯 while the budget is kept, downwards while it is not."""
+        ratios = self.grid.temperature_ratios
+        index, direction = start, 0
+        while 0 <= index < len(ratios) and self._time_for_one_more():
+            settings = self._settings(size, ratios[index], **options)
+            if any(known == settings for known, _, _ in self.runs):
+                return
+            self._try(settings)
+            step = 1 if self._judged()[-1].within_budget else -1
+            if direction and step != direction:
+                return
+            direction = step
+            index += step
+
+    def _try(self, settings: dict[str, Any]) -> None:
+        sampler = self.bench.langevin(**_sampler_settings(settings), warmup_refreshes=0)
+        self._keep(settings, self.bench.measure(sampler, self._candidate_seconds))
+
+    def _keep(self, settings: dict[str, Any], run: Measured) -> None:
+        self.runs.append((settings, run, run.estimates()))
+        tried = self._judged()[-1]
+        self.bench.report(
+            f"S = {settings['batch_size']}, 𝒯 = {settings['temperature_ratio']:g}, c1 = "
+            f"{settings['momentum_retention']:.4f}, ρ = {settings['reset_probability']:g}: "
+            f"{tried.milliseconds_per_step:.4g} ms/step, D*/N = {tried.relative_diffusion:.3g} 1/s, "
+            + ", ".join(f"{name} {bias.value:+.2%}" for name, bias in tried.bias.items())
+            + (f" ({tried.note})" if tried.note else "")
+        )
+
+    def _judged(self) -> list[Tried]:
+        """Every candidate with its bias, by what is known now."""
+        return [_tried(settings, run, self._bias(estimates), self.budget) for settings, run, estimates in self.runs]
+
+    def _bias(self, estimates: dict[str, Estimate]) -> dict[str, Bias]:
+        if self.exact is not None:
+            return reference.against_exact(estimates, self.exact)
+        healthy = [
+            Anchor(settings["temperature_ratio"], values)
+            for settings, run, values in self.runs
+            if not run.stopped and values
+        ]
+        if not healthy or not estimates:
+            return {}
+        anchor = min(healthy, key=lambda a: a.ratio)
+        above = [a for a in healthy if a.ratio > anchor.ratio]
+        return reference.against_extrapolation(estimates, anchor, min(above, key=lambda a: a.ratio, default=None))
+
+    def _best(self, tried: list[Tried]) -> Tried:
+        """The fastest within the budget; if none is, the least biased."""
+        within = [t for t in tried if t.within_budget]
+        if within:
+            return max(within, key=lambda t: t.relative_diffusion)
+        return min(tried, key=_badness)
+
+    def _middle(self) -> int:
+        return len(self.grid.temperature_ratios) // 2
+
+    @property
+    def _candidate_seconds(self) -> float:
+        return max(1.0, 0.08 * self.bench.seconds)
+
+    def _time_for_one_more(self) -> bool:
+        return self.bench.left() > 0.5 * self._candidate_seconds
+
+    def _settings(self, size: int, ratio: float, **options: Any) -> dict[str, Any]:
+        retention = options.get("momentum_retention", self.grid.momentum_retentions[0])
+        return {
+            "batch_size": size,
+            "temperature_ratio": ratio,
+            "momentum_retention": retention,
+            "reset_probability": options.get("reset_probability", self.grid.reset_probabilities[0]),
+            "refresh_every": self._refresh_interval(size, ratio, retention),
+        }
+
+    def _refresh_interval(self, size: int, ratio: float, retention: float) -> int:
+        """Half a relaxation time, but not so often that 𝒱 costs more than its share; in whole segments."""
+        relaxation = 1 / (4 * size * self.bench.temperature * ratio)
+        affordable = 0.0
+        if size in self.step_seconds:
+            affordable = self.refresh_seconds[size] / self.step_seconds[size] * (1 - VARIANCE_SHARE) / VARIANCE_SHARE
+        steps = max(affordable, min(MAX_INTERVAL, RELAXATION_SHARE * relaxation))
+        segment = segment_of(self.bench.langevin(momentum_retention=retention))
+        return segment * max(1, math.ceil(steps / segment))
+
+
+MIN_TICKS = 8
+"""Segments between measurements of 𝒱 while batch sizes are timed: a multiple of 2³, the default warm-up's unit."""
+
+
+def _sampler_settings(settings: Any) -> dict[str, Any]:
+    """As arguments: 𝒯max is 𝒯, and the interval between measurements of 𝒱 does not grow.
+
+    Growth is judged on the mean 𝒱 of each tensor, which stays the same while that of single weights moves on.
+    """
+    return dict(settings) | {
+        "max_temperature_ratio": settings["temperature_ratio"],
+        "max_refresh_interval": settings["refresh_every"],
+    }
+
+
+def _tried(settings: dict[str, Any], run: Measured, bias: dict[str, Bias], budget: float) -> Tried:
+    error = math.nan if run.diffusion is None else float(run.diffusion.coefficient_error[0])
+    usable = run.diffusion is not None and bool(bias)
+    unsettled = any(not b.uncertainty <= budget for b in bias.values())
+    return Tried(
+        settings=settings,
+        relative_diffusion=run.relative_diffusion,
+        standard_error=error,
+        milliseconds_per_step=1e3 * run.seconds_per_step,
+        variance_share=run.variance_share,
+        bias=bias,
+        within_budget=usable and all(b.within(budget) for b in bias.values()),
+        note="turned non-finite" if run.stopped else "averages not settled" if unsettled else "",
+    )
+
+
+def _badness(tried: Tried) -> float:
+    if not math.isfinite(tried.relative_diffusion) or not tried.bias:
+        return math.inf
+    worst = max(abs(b.value) for b in tried.bias.values())
+    return worst if math.isfinite(worst) else math.inf
