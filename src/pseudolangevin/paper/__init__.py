@@ -5,7 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-MODULES = {"noise": "noise", "thermodynamics": "thermodynamics", "prediction-vs-size": "prediction_vs_size"}
+MODULES = {
+    "noise": "noise",
+    "thermodynamics": "thermodynamics",
+    "performance": "performance",
+    "variants": "variants",
+    "batch-size": "batch_size",
+    "prediction-vs-size": "prediction_vs_size",
+    "suboptimal": "suboptimal",
+}
 SCALES = ("smoke", "paper")
 
 

@@ -39,7 +39,9 @@ class HybridSearch:
                 break
             warmup = WARMUP_MOVES if index == 0 else 0
             sampler = self.bench.hybrid(kernel.given_masses, num_steps, time_step, warmup)
-            run = self.bench.measure(sampler, self.bench.left() / (len(self.leapfrog_steps) - index), observe=False)
+            run = self.bench.measure_hybrid(
+                sampler, self.bench.left() / (len(self.leapfrog_steps) - index), observe=False
+            )
             time_step = float(np.mean(np.asarray(run.states.time_step)))
             step_seconds = run.seconds_per_step / num_steps
             moves = max(1, int(np.asarray(run.states.step)[0]) - warmup)
@@ -53,6 +55,7 @@ class HybridSearch:
                 bias={},
                 within_budget=run.diffusion is not None,
                 note=f"acceptance {acceptance:.2f} of {moves} moves",
+                diffusion=run.diffusion,
             )
             self.tried.append(tried)
             self.bench.weights = run.weights

@@ -30,6 +30,8 @@ VARIANCE_SHARE = 0.1
 RELAXATION_SHARE = 0.5
 """𝒱 is measured after this share of the relaxation time 1/(4·S·T·𝒯), where that is affordable."""
 MAX_INTERVAL = 5_000
+TIMING_TICKS = 5
+"""Segments between measurements of 𝒱 while batch sizes are timed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class LangevinSearch:
     budget: float
     notes: list[str] = field(default_factory=list)
     step_seconds: dict[int, float] = field(default_factory=dict)
-    refresh_seconds: dict[int, float] = field(default_factory=dict)
+    refresh_seconds: float = 0.0
+    """Of one measurement of 𝒱, as last seen."""
     runs: list[tuple[dict[str, Any], Measured, dict[str, Estimate]]] = field(default_factory=list)
     exact: dict[str, Estimate] | None = None
     reference: str = "𝒯 → 0"
@@ -87,23 +90,24 @@ class LangevinSearch:
         """Batch sizes by examples per second, best first; the chain moves on from one to the next."""
         speeds: dict[int, float] = {}
         ratio = self.grid.temperature_ratios[0]
+        seconds = min(TIMING_SECONDS, TIMING_SHARE * self.bench.seconds / len(self.grid.batch_sizes))
+        last = 0
         for size in sorted(self.grid.batch_sizes):
             if speeds and self.bench.left(TIMING_SHARE) <= 0:
                 self.notes.append(f"time ran out before S = {size} was timed")
                 break
             settings = self._settings(size, ratio)
-            segment = segment_of(self.bench.langevin(momentum_retention=settings["momentum_retention"]))
-            settings["refresh_every"] = MIN_TICKS * segment
-            run = self.bench.measure(
-                self.bench.langevin(**_sampler_settings(settings)),
-                min(TIMING_SECONDS, TIMING_SHARE * self.bench.seconds / len(self.grid.batch_sizes)),
-                observe=False,
-            )
+            settings["refresh_every"] = TIMING_TICKS * segment_of(settings["momentum_retention"])
+            if not speeds:
+                run = self.bench.measure_langevin(settings, seconds)
+                self.refresh_seconds = run.refresh_seconds
+            else:
+                run = self.bench.time_langevin(settings, last, seconds)
             if run.stopped:
                 self.notes.append(f"S = {size}, 𝒯 = {ratio:g}: the chain turned non-finite")
                 continue
-            self.bench.weights = run.weights
-            self.refresh_seconds[size] = run.refresh_seconds
+            self.bench.adopt(run)
+            last = size
             self.step_seconds[size] = run.seconds_per_step * (1 - run.variance_share)
             speeds[size] = size / self.step_seconds[size]
             self.bench.report(f"S = {size}: {1e3 * self.step_seconds[size]:.4g} ms/step without 𝒱")
@@ -119,11 +123,10 @@ class LangevinSearch:
     def _anchor(self, size: int) -> Measured:
         """Equilibrate with the smallest 𝒯; the later part is the first candidate."""
         settings = self._settings(size, self.grid.temperature_ratios[0])
-        sampler = self.bench.langevin(**_sampler_settings(settings), warmup_refreshes=0)
-        run = self.bench.measure(sampler, self.bench.left(EQUILIBRATION_SHARE))
+        run = self.bench.measure_langevin(settings, self.bench.left(EQUILIBRATION_SHARE))
         self._keep(settings, run)
         if not run.stopped:
-            self.bench.weights = run.weights
+            self.bench.adopt(run)
         return run
 
     def _climb(self, size: int, start: int, **options: Any) -> None:
@@ -142,11 +145,11 @@ class LangevinSearch:
             index += step
 
     def _try(self, settings: dict[str, Any]) -> None:
-        sampler = self.bench.langevin(**_sampler_settings(settings), warmup_refreshes=0)
-        self._keep(settings, self.bench.measure(sampler, self._candidate_seconds))
+        self._keep(settings, self.bench.measure_langevin(settings, self._candidate_seconds))
 
     def _keep(self, settings: dict[str, Any], run: Measured) -> None:
         self.runs.append((settings, run, run.estimates()))
+        self.refresh_seconds = run.refresh_seconds or self.refresh_seconds
         tried = self._judged()[-1]
         self.bench.report(
             f"S = {settings['batch_size']}, 𝒯 = {settings['temperature_ratio']:g}, c1 = "
@@ -206,14 +209,10 @@ class LangevinSearch:
         relaxation = 1 / (4 * size * self.bench.temperature * ratio)
         affordable = 0.0
         if size in self.step_seconds:
-            affordable = self.refresh_seconds[size] / self.step_seconds[size] * (1 - VARIANCE_SHARE) / VARIANCE_SHARE
+            affordable = self.refresh_seconds / self.step_seconds[size] * (1 - VARIANCE_SHARE) / VARIANCE_SHARE
         steps = max(affordable, min(MAX_INTERVAL, RELAXATION_SHARE * relaxation))
-        segment = segment_of(self.bench.langevin(momentum_retention=retention))
+        segment = segment_of(retention)
         return segment * max(1, math.ceil(steps / segment))
-
-
-MIN_TICKS = 8
-"""Segments between measurements of 𝒱 while batch sizes are timed: a multiple of 2³, the default warm-up's unit."""
 
 
 def _sampler_settings(settings: Any) -> dict[str, Any]:
@@ -240,6 +239,7 @@ def _tried(settings: dict[str, Any], run: Measured, bias: dict[str, Bias], budge
         bias=bias,
         within_budget=usable and all(b.within(budget) for b in bias.values()),
         note="turned non-finite" if run.stopped else "averages not settled" if unsettled else "",
+        diffusion=run.diffusion,
     )
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
@@ -65,6 +65,8 @@ class Measured:
     states: Any
     stopped: bool
     """Whether a chain turned non-finite."""
+    preparation_seconds: float
+    """Before the clock ran: compilation, and what was discarded."""
 
     @property
     def seconds_per_step(self) -> float:
@@ -131,67 +133,88 @@ def measure(
     plan = make_plan(
         sampler, temperatures=[temperature], num_chains=num_chains, num_steps=MAX_STEPS, record_every=MAX_STEPS
     )
+    began = time.perf_counter()
     records = plan.run(plan.init(weights, key), segment=segment, progress=False)
-    # The first segment, and the first refresh, compile.
-    quiet = max(discard_steps, sampler.kernel.refresh_every or 0, segment - 1)
-    record = next(records)
-    while record.step <= quiet:
-        record = next(records)
-    jax.block_until_ready(record.states)
+    initialisation = time.perf_counter() - began
+    run = watch(
+        sampler,
+        ((record.step, record.states) for record in records),
+        seconds=seconds,
+        # The first segment, and the first refresh, compile.
+        discard_steps=max(discard_steps, sampler.kernel.refresh_every or 0, segment - 1),
+        observe=observe,
+        chunk_size=chunk_size,
+        num_references=num_references,
+    )
+    return replace(run, preparation_seconds=run.preparation_seconds + initialisation)
+
+
+def watch(
+    sampler: Sampler,
+    records: Iterator[tuple[int, Any]],
+    *,
+    seconds: float,
+    discard_steps: int = 0,
+    observe: bool = True,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    num_references: int = 10,
+) -> Measured:
+    """`measure` for chains that are moved by `records`: an iterator over (step, states), asked under the clock."""
+    began = time.perf_counter()
+    first, states = next(records)
+    while first <= discard_steps:
+        first, states = next(records)
+    jax.block_until_ready(states)
     displacements = Displacements(num_references)
     observations: list[dict[str, np.ndarray]] = []
-    first, clock, observing = record.step, 0.0, 0.0
-    displacements.observe(first, clock, record.states.weights)
+    step, clock, observing = first, 0.0, 0.0
+    displacements.observe(first, clock, states.weights)
     if observe:  # compiles
-        jax.block_until_ready(_observe(sampler.potential, chunk_size, _copied(record.states.weights), sampler.dataset))
+        jax.block_until_ready(_observe(sampler.potential, chunk_size, states.weights, sampler.dataset))
     durations: dict[bool, list[float]] = {True: [], False: []}
-    refreshed_at = _last_refresh(record.states)
+    refreshed_at = _last_refresh(states)
+    preparation_seconds = time.perf_counter() - began
     began = time.perf_counter()
     stopped = False
-    while True:
+    while not stopped and (step == first or time.perf_counter() - began <= seconds):
         started = time.perf_counter()
-        record = next(records)
-        jax.block_until_ready(record.states)
+        step, states = next(records)
+        jax.block_until_ready(states)
         duration = time.perf_counter() - started
         clock += duration
-        last = _last_refresh(record.states)
+        last = _last_refresh(states)
         durations[last != refreshed_at].append(duration)
         refreshed_at = last
-        stopped = bool(np.any(np.asarray(record.states.status) != Status.RUNNING))
+        stopped = bool(np.any(np.asarray(states.status) != Status.RUNNING))
         if stopped:
-            break
-        displacements.observe(record.step, clock, record.states.weights)
+            continue
+        displacements.observe(step, clock, states.weights)
         if observe and observing <= OBSERVING_SHARE * clock:
             started = time.perf_counter()
-            values = _observe(sampler.potential, chunk_size, record.states.weights, sampler.dataset)
+            values = _observe(sampler.potential, chunk_size, states.weights, sampler.dataset)
             observations.append({name: np.asarray(value, np.float64) for name, value in values.items()})
             observing += time.perf_counter() - started
-        if time.perf_counter() - began > seconds:
-            break
     refresh_seconds = 0.0
     if durations[True] and durations[False]:
         refresh_seconds = max(0.0, float(np.mean(durations[True]) - np.median(durations[False])))
     names = observations[0] if observations else {}
     return Measured(
         sampler=sampler,
-        num_steps=record.step - first,
+        num_steps=step - first,
         seconds=clock,
         refresh_seconds=refresh_seconds,
         variance_share=min(1.0, refresh_seconds * len(durations[True]) / clock),
         diffusion=displacements.diffusion() if displacements.num_pairs and not stopped else None,
         observables={name: np.stack([o[name] for o in observations], axis=-1) for name in names},
-        states=record.states,
+        states=states,
         stopped=stopped,
+        preparation_seconds=preparation_seconds,
     )
 
 
 def _last_refresh(states: Any) -> int:
     """Step of the latest measurement of 𝒱 by any chain; 0 for samplers that make none."""
     return int(np.max(np.asarray(states.last_refresh))) if hasattr(states, "last_refresh") else 0
-
-
-def _copied(weights: Weights) -> Weights:
-    return jax.tree.map(jnp.copy, weights)
 
 
 @partial(jax.jit, static_argnames=("potential", "chunk_size"))

@@ -45,7 +45,7 @@ def exact_averages(bench: Bench, equilibrated: Measured, seconds: float) -> tupl
         lambda w, m: jnp.broadcast_to(m[0], w.shape[1:]), equilibrated.states.weights, equilibrated.states.masses
     )
     sampler = bench.hybrid(_positive(masses), num_steps, 10.0, WARMUP_MOVES)
-    run = bench.measure(sampler, seconds)
+    run = bench.measure_hybrid(sampler, seconds)
     estimates = run.estimates()
     effective = min((e.effective_samples for e in estimates.values()), default=0.0)
     known = all(math.isfinite(e.uncertainty) for e in estimates.values())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ..diagnostics.diffusion import Diffusion
 from ..samplers.base import Sampler
 
 LABELS = {"loss": "loss", "squared_norm": "|w|²", "error": "error"}
@@ -54,10 +55,12 @@ class Tried:
     """Of loss, |w|² and error; empty for an exact sampler."""
     within_budget: bool
     note: str = ""
+    diffusion: Diffusion | None = None
+    """The displacements that D* is the beginning of."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, ready for JSON; unknown numbers are None."""
-        return _plain(asdict(self))
+        return _plain(asdict(replace(self, diffusion=None)) | {"diffusion": _curve(self.diffusion)})
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ class Tuned:
                 "temperature": self.temperature,
                 "bias_budget": self.bias_budget,
                 "within_budget": self.within_budget,
-                "best": asdict(self.best),
-                "tried": [asdict(tried) for tried in self.tried],
+                "best": self.best.to_dict(),
+                "tried": [tried.to_dict() for tried in self.tried],
                 "reference": self.reference,
                 "notes": list(self.notes),
                 "seconds": self.seconds,
@@ -140,6 +143,12 @@ class Tuned:
             soft_wrap=True,
         )
         return stream.getvalue().rstrip("\n")
+
+
+def _curve(diffusion: Diffusion | None) -> Any:
+    if diffusion is None:
+        return None
+    return {"seconds": diffusion.seconds.tolist(), "displacement_per_weight": diffusion.displacement[0].tolist()}
 
 
 def _toml(value: Any) -> str:

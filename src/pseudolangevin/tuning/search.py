@@ -51,7 +51,8 @@ def tune(
         sampler: what to tune, from `pseudo_langevin` or `hybrid_monte_carlo`; settings that are not searched stay.
         weights: the start of one chain.
         temperature: T.
-        seconds: time for everything but the candidate that is being measured when it ends.
+        seconds: time for everything but compilation, which may take as much again; the candidate being measured when
+            time is up is finished.
         bias_budget: largest accepted relative bias of loss, |w|² and error.
         batch_sizes: S to try; default: 1, 3, 10, 30 and 100 % of the data set.
         temperature_ratios: 𝒯 to try.
