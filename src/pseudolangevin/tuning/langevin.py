@@ -53,8 +53,8 @@ class LangevinSearch:
     budget: float
     notes: list[str] = field(default_factory=list)
     step_seconds: dict[int, float] = field(default_factory=dict)
-    refresh_seconds: float = 0.0
-    """Of one measurement of 𝒱, as last seen."""
+    refresh_seconds: dict[int, float] = field(default_factory=dict)
+    """Of one measurement of 𝒱, by batch size, where it was seen."""
     runs: list[tuple[dict[str, Any], Measured, dict[str, Estimate]]] = field(default_factory=list)
     exact: dict[str, Estimate] | None = None
     reference: str = "𝒯 → 0"
@@ -99,8 +99,9 @@ class LangevinSearch:
             settings = self._settings(size, ratio)
             settings["refresh_every"] = TIMING_TICKS * segment_of(settings["momentum_retention"])
             if not speeds:
+                self._thaw(settings, seconds)
                 run = self.bench.measure_langevin(settings, seconds)
-                self.refresh_seconds = run.refresh_seconds
+                self.refresh_seconds[size] = run.refresh_seconds
             else:
                 run = self.bench.time_langevin(settings, last, seconds)
             if run.stopped:
@@ -119,6 +120,13 @@ class LangevinSearch:
                 "or start from trained weights"
             )
         return sorted(speeds, key=lambda size: -speeds[size])
+
+    def _thaw(self, settings: dict[str, Any], seconds: float) -> None:
+        """𝒱 grows by orders of magnitude while a trained start warms up: measure it after every segment."""
+        segment = segment_of(settings["momentum_retention"])
+        run = self.bench.measure_langevin(settings | {"refresh_every": segment, "reset_probability": 1.0}, seconds)
+        if not run.stopped:
+            self.bench.adopt(run)
 
     def _anchor(self, size: int) -> Measured:
         """Equilibrate with the smallest 𝒯; the later part is the first candidate."""
@@ -149,7 +157,8 @@ class LangevinSearch:
 
     def _keep(self, settings: dict[str, Any], run: Measured) -> None:
         self.runs.append((settings, run, run.estimates()))
-        self.refresh_seconds = run.refresh_seconds or self.refresh_seconds
+        if run.refresh_seconds:
+            self.refresh_seconds[settings["batch_size"]] = run.refresh_seconds
         tried = self._judged()[-1]
         self.bench.report(
             f"S = {settings['batch_size']}, 𝒯 = {settings['temperature_ratio']:g}, c1 = "
@@ -207,12 +216,18 @@ class LangevinSearch:
     def _refresh_interval(self, size: int, ratio: float, retention: float) -> int:
         """Half a relaxation time, but not so often that 𝒱 costs more than its share; in whole segments."""
         relaxation = 1 / (4 * size * self.bench.temperature * ratio)
-        affordable = 0.0
-        if size in self.step_seconds:
-            affordable = self.refresh_seconds / self.step_seconds[size] * (1 - VARIANCE_SHARE) / VARIANCE_SHARE
+        affordable = self._refresh_cost(size) * (1 - VARIANCE_SHARE) / VARIANCE_SHARE
         steps = max(affordable, min(MAX_INTERVAL, RELAXATION_SHARE * relaxation))
         segment = segment_of(retention)
         return segment * max(1, math.ceil(steps / segment))
+
+    def _refresh_cost(self, size: int) -> float:
+        """Steps in the time of one measurement of 𝒱; if not seen with this S, as with the largest that was."""
+        seen = [s for s in self.refresh_seconds if s in self.step_seconds]
+        if not seen:
+            return 0.0
+        known = size if size in seen else max(seen)
+        return self.refresh_seconds[known] / self.step_seconds[known]
 
 
 def _sampler_settings(settings: Any) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def exact_averages(bench: Bench, equilibrated: Measured, seconds: float) -> tupl
     adapted in a warm-up.
     """
     # One exact gradient costs about as much as a batch of all examples.
-    gradient_seconds = equilibrated.seconds_per_step * bench.base.dataset.num_examples / _batch_size(equilibrated)
+    step_seconds = equilibrated.seconds_per_step * (1 - equilibrated.variance_share)
+    gradient_seconds = step_seconds * bench.base.dataset.num_examples / _batch_size(equilibrated)
     num_steps = LEAPFROG_STEPS
     while num_steps > 10 and 2 * WARMUP_MOVES * num_steps * gradient_seconds > seconds:
         num_steps //= 2
