@@ -35,6 +35,7 @@ def instant(monkeypatch):
 
     monkeypatch.setattr(race, "measure", measure)
     monkeypatch.setattr(performance, "tune", tune)
+    monkeypatch.setattr(race, "spin_task", lambda hidden, **_: spins.spin_task(hidden, num_train=500))
     monkeypatch.setattr(race, "quick_start", lambda task, **_: task.network.init(jax.random.key(0)))
 
 

@@ -52,7 +52,7 @@ def test_extrapolation_finds_a_bias_that_is_linear_in_the_ratio():
 
 def test_the_interval_between_measurements_follows_the_relaxation_time(small_task):
     base = pl.pseudo_langevin(small_task.potential, small_task.train)
-    bench = Bench(base, small_task.weights, 1e-6, 10.0, 1_000, 0, print)
+    bench = Bench(base, small_task.weights, 1e-6, 10.0, 30.0, 1_000, 0, print)
     search = LangevinSearch(bench, Grid([50], [0.01], [0.99], [0.0]), 0.02)
     assert search._refresh_interval(1_000, 0.01, 0.99) == 5_000  # half of 25 000 steps, at most 5000
     assert search._refresh_interval(1_000, 0.3, 0.99) == 600  # half of 833, in segments of 200
@@ -71,6 +71,7 @@ def tuned(small_task):
         small_task.weights,
         temperature=2e-3,
         seconds=4.0,
+        max_seconds=1e6,
         bias_budget=0.5,
         batch_sizes=(20, 200),
         temperature_ratios=(0.01, 0.1),

@@ -97,7 +97,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         if outcomes and time.perf_counter() - started > TIME_LIMIT[scale]:
             say(f"time is up: L1 = {case.course.hidden_units} at T = {case.course.temperature:g} is left out")
             break
-        outcomes.append(compare(case, out, starts))
+        outcomes.append(compare(case, scale, out, starts))
         settings = {"cases": [o.record for o in outcomes], "cases_left_out": len(CASES[scale]) - len(outcomes)}
         rows = [r for outcome in outcomes for r in rows_of(outcome, scale)]
         seconds = time.perf_counter() - started
@@ -106,7 +106,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     return reproduction
 
 
-def compare(case: Case, out: Path, starts: dict[int, Any]) -> Outcome:
+def compare(case: Case, scale: str, out: Path, starts: dict[int, Any]) -> Outcome:
     """Tune pL (which equilibrates the start), then run the paper's pL and tune hMC from there."""
     course = case.course
     if course.hidden_units not in starts:
@@ -121,6 +121,7 @@ def compare(case: Case, out: Path, starts: dict[int, Any]) -> Outcome:
         start,
         temperature=course.temperature,
         seconds=case.tuning_seconds,
+        max_seconds=2 * case.tuning_seconds if scale == "paper" else None,
         batch_sizes=[max(2, round(share * task.train.num_examples)) for share in case.batch_shares],
         chunk_size=course.chunk_size,
         key=course.seed,
@@ -141,6 +142,7 @@ def compare(case: Case, out: Path, starts: dict[int, Any]) -> Outcome:
         langevin.weights,
         temperature=course.temperature,
         seconds=case.hybrid_seconds,
+        max_seconds=2 * case.hybrid_seconds if scale == "paper" else None,
         num_leapfrog_steps=case.leapfrog_steps,
         chunk_size=course.chunk_size,
         key=course.seed,

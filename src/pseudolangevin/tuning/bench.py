@@ -41,6 +41,8 @@ class Bench:
     """Where the next candidate starts: of one chain, or with leading axes (1, 1)."""
     temperature: float
     seconds: float
+    max_seconds: float
+    """With compilation."""
     chunk_size: int
     key: int
     report: Callable[[str], None]
@@ -58,8 +60,8 @@ class Bench:
         return time.perf_counter() - self.started
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until this share of the time is used; compilation is not counted, up to as much again."""
-        return min(share * self.seconds + self.preparing, 2 * self.seconds) - self.elapsed
+        """Seconds until this share of the time is used: compilation is not counted, but there is an end to it."""
+        return min(share * self.seconds + self.preparing, self.max_seconds) - self.elapsed
 
     def langevin(self, **changes: Any) -> Sampler:
         """The base with some settings changed."""

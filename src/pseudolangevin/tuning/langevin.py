@@ -93,7 +93,7 @@ class LangevinSearch:
         seconds = min(TIMING_SECONDS, TIMING_SHARE * self.bench.seconds / len(self.grid.batch_sizes))
         last = 0
         for size in sorted(self.grid.batch_sizes):
-            if speeds and self.bench.left(TIMING_SHARE) <= 0:
+            if len(speeds) > 1 and self.bench.left(TIMING_SHARE) <= 0:
                 self.notes.append(f"time ran out before S = {size} was timed")
                 break
             settings = self._settings(size, ratio)
@@ -201,7 +201,8 @@ class LangevinSearch:
         return max(1.0, 0.08 * self.bench.seconds)
 
     def _time_for_one_more(self) -> bool:
-        return self.bench.left() > 0.5 * self._candidate_seconds
+        """Always, for the first after the anchor: one candidate is no choice."""
+        return len(self.runs) < 2 or self.bench.left() > 0.5 * self._candidate_seconds
 
     def _settings(self, size: int, ratio: float, **options: Any) -> dict[str, Any]:
         retention = options.get("momentum_retention", self.grid.momentum_retentions[0])

@@ -25,6 +25,7 @@ def tune(
     *,
     temperature: float,
     seconds: float = 120.0,
+    max_seconds: float | None = None,
     bias_budget: float = 0.02,
     batch_sizes: Sequence[int] | None = None,
     temperature_ratios: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
@@ -51,8 +52,8 @@ def tune(
         sampler: what to tune, from `pseudo_langevin` or `hybrid_monte_carlo`; settings that are not searched stay.
         weights: the start of one chain.
         temperature: T.
-        seconds: time for everything but compilation, which may take as much again; the candidate being measured when
-            time is up is finished.
+        seconds: time for everything but compilation; the candidate being measured when it is up is finished.
+        max_seconds: the same with compilation; default: three times `seconds`.
         bias_budget: largest accepted relative bias of loss, |w|² and error.
         batch_sizes: S to try; default: 1, 3, 10, 30 and 100 % of the data set.
         temperature_ratios: 𝒯 to try.
@@ -73,7 +74,11 @@ def tune(
     check_positive("seconds", seconds)
     check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
     check_integer("chunk_size", chunk_size, minimum=1)
-    bench = Bench(sampler, weights, temperature, float(seconds), chunk_size, key, report or (lambda _: None))
+    max_seconds = 3 * seconds if max_seconds is None else max_seconds
+    check_positive("max_seconds", max_seconds)
+    bench = Bench(
+        sampler, weights, temperature, float(seconds), max_seconds, chunk_size, key, report or (lambda _: None)
+    )
     search: LangevinSearch | HybridSearch
     if sampler.name == "pseudo_langevin":
         grid = Grid(
