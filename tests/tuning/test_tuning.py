@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_extrapolation_finds_a_bias_that_is_linear_in_the_ratio():
     biases = [against_extrapolation(at(ratio).estimates, at(0.01), at(0.1))["loss"] for ratio in (0.01, 0.1, 0.3)]
     assert [b.value for b in biases] == pytest.approx([0.002, 0.02, 0.06])
     assert biases[0].uncertainty > 0.001
-    assert against_extrapolation(at(0.1).estimates, at(0.01), None)["loss"].value == pytest.approx(1.02 / 1.002 - 1)
+    assert math.isinf(against_extrapolation(at(0.01).estimates, at(0.01), None)["loss"].uncertainty)
 
 
 def test_the_interval_between_measurements_follows_the_relaxation_time(small_task):
@@ -55,11 +56,27 @@ def test_the_interval_between_measurements_follows_the_relaxation_time(small_tas
     bench = Bench(base, small_task.weights, 1e-6, 10.0, 30.0, 1_000, 0, print)
     search = LangevinSearch(bench, Grid([50], [0.01], [0.99], [0.0]), 0.02)
     assert search._refresh_interval(1_000, 0.01, 0.99) == 5_000  # half of 25 000 steps, at most 5000
-    assert search._refresh_interval(1_000, 0.3, 0.99) == 600  # half of 833, in segments of 200
+    assert search._refresh_interval(1_000, 0.3, 0.99) == 450  # half of 833, in segments of 50
     search.step_seconds[1_000], search.refresh_seconds[1_000] = 1e-3, 0.5
-    assert search._refresh_interval(1_000, 0.3, 0.99) == 4_600  # 0.5 s in every 4.5 s
-    assert segment_of(0.99499) == 201
-    assert segment_of(0.9995) > 2_000
+    assert search._refresh_interval(1_000, 0.3, 0.99) == 4_500  # 0.5 s in every 4.5 s
+    assert segment_of(math.sqrt(0.99)) == 100
+    assert segment_of(0.5) == 50
+
+
+def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):
+    bench = Bench(pl.pseudo_langevin(small_task.potential, small_task.train), {}, 1e-3, 1.0, 1.0, 1_000, 0, print)
+    search = LangevinSearch(bench, Grid([50], [0.01], [0.99], [0.0]), 0.02)
+    slow, fast, biased = (synthetic.tried(d, {}, bias=b) for d, b in ((1.0, 0.0), (2.0, 0.01), (9.0, 0.05)))
+    assert search._best([slow, fast, biased]) is fast
+    assert search._best([biased]) is biased
+    # A curve that saturates soon begins steeply and falls behind.
+    times = np.asarray(0.01 * np.arange(1, 101), np.float64)
+    saturating = replace(
+        fast, diffusion=replace(synthetic.diffusion(1.0), seconds=times, displacement=np.full((1, 100), 0.05))
+    )
+    assert saturating.diffusion is not None
+    assert float(saturating.diffusion.coefficient[0]) == pytest.approx(5.0)
+    assert search._best([slow, saturating]) is slow
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +106,6 @@ def test_tuning_recommends_the_fastest_of_what_it_tried(tuned):
     assert len(result.tried) >= 2
     within = [t for t in result.tried if t.within_budget]
     assert result.best in (within or result.tried)
-    assert all(t.relative_diffusion <= result.best.relative_diffusion for t in within)
     assert all(set(t.bias) == {"loss", "squared_norm", "error"} for t in result.tried)
     assert all(t.milliseconds_per_step > 0 and t.relative_diffusion > 0 for t in result.tried)
     assert result.settings["batch_size"] == result.best.settings["batch_size"]

@@ -47,7 +47,7 @@ class Diffusion:
     steps: Floats
     """Δt in steps (lag,)."""
     seconds: Floats
-    """Δt in seconds of sampling (lag,)."""
+    """Δt in seconds of sampling (lag,), at the mean time per step."""
     displacement: Floats
     """d²/N (temperature, lag), the mean over chains and starts."""
     standard_error: Floats
@@ -91,9 +91,10 @@ class Displacements:
     def __init__(self, num_references: int = 8) -> None:
         """Nothing seen yet."""
         check_integer("num_references", num_references, minimum=1, maximum=30)
-        self._references: list[tuple[int, float, Weights] | None] = [None] * num_references
+        self._references: list[tuple[int, Weights] | None] = [None] * num_references
         self._num_records = 0
-        self._pairs: dict[int, list[tuple[float, np.ndarray]]] = defaultdict(list)
+        self._first = self._last = (0, 0.0)
+        self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def observe(self, step: int, seconds: float, weights: Weights) -> None:
         """The chains at one record.
@@ -104,12 +105,15 @@ class Displacements:
             weights: of all chains, with one leading axis; copied where needed.
         """
         for reference in _distinct(self._references):
-            distance = np.asarray(_mean_squared_distance(reference[2], weights), np.float64)
-            self._pairs[step - reference[0]].append((seconds - reference[1], distance))
-        renewed = (step, seconds, jax.tree.map(jnp.copy, weights))
+            distance = np.asarray(_mean_squared_distance(reference[1], weights), np.float64)
+            self._pairs[step - reference[0]].append(distance)
+        renewed = (step, jax.tree.map(jnp.copy, weights))
         for k in range(len(self._references)):
             if self._num_records % 2**k == 0:
                 self._references[k] = renewed
+        if self._num_records == 0:
+            self._first = (step, seconds)
+        self._last = (step, seconds)
         self._num_records += 1
 
     @property
@@ -121,15 +125,15 @@ class Displacements:
         """What was seen, the chains lying temperature by temperature."""
         if not self._pairs:
             raise ValueError("a displacement needs two records; run longer or record more often")
-        lags = sorted(self._pairs)
-        seconds, means, errors = [], [], []
+        lags = np.array(sorted(self._pairs), np.float64)
+        seconds_per_step = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+        means, errors = [], []
         for lag in lags:
-            seconds.append(np.mean([pair[0] for pair in self._pairs[lag]]))
-            values = np.stack([pair[1] for pair in self._pairs[lag]], axis=-1).reshape(num_temperatures, -1)
+            values = np.stack(self._pairs[int(lag)], axis=-1).reshape(num_temperatures, -1)
             num = values.shape[1]
             means.append(values.mean(axis=1))
             errors.append(values.std(axis=1, ddof=1) / math.sqrt(num) if num > 1 else np.full(num_temperatures, np.nan))
-        return Diffusion(np.array(lags, float), np.array(seconds), np.stack(means, -1), np.stack(errors, -1))
+        return Diffusion(lags, lags * seconds_per_step, np.stack(means, -1), np.stack(errors, -1))
 
 
 def diffusion(result: HasSamples, *, seconds_per_step: float = 1.0, burn_in: float = 0.0) -> Diffusion:
@@ -185,7 +189,7 @@ def effective_samples_per_second(
     return found
 
 
-def _distinct(references: list[tuple[int, float, Weights] | None]) -> list[tuple[int, float, Weights]]:
+def _distinct(references: list[tuple[int, Weights] | None]) -> list[tuple[int, Weights]]:
     """Each reference point once: one that was taken for several k has one interval, not several."""
     return list({reference[0]: reference for reference in references if reference is not None}.values())
 

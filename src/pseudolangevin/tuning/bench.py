@@ -27,7 +27,7 @@ from ..samplers.langevin_kernel import LangevinKernel
 from ..types import Weights
 from .measure import Measured, measure, watch
 
-MIN_SEGMENT = 200
+MIN_SEGMENT = 50
 """Steps between records of a Langevin sampler, unless its momenta remember longer."""
 
 
@@ -158,8 +158,8 @@ def _segments(sampler: Sampler, settings: Mapping[str, Any], states: Any, segmen
 
 
 def segment_of(momentum_retention: float) -> int:
-    """Steps between records: twice the memory of the momenta, 1/(1 − c1²), or more."""
-    return max(MIN_SEGMENT, math.ceil(2 / (1 - momentum_retention**2)))
+    """Steps between records: the memory of the momenta, 1/(1 − c1²), or more."""
+    return max(MIN_SEGMENT, round(1 / (1 - momentum_retention**2)))
 
 
 @partial(jax.jit, static_argnames=("kernel", "num_steps"), donate_argnames="states")

@@ -68,7 +68,7 @@ def against_extrapolation(candidate: Mapping[str, Estimate], anchor: Anchor, par
     """Relative deviations from 𝒯 → 0, on the straight line through the anchor and a candidate with a larger 𝒯.
 
     The true bias grows more slowly than 𝒯 (0.2 % at 0.01, 1.2 % at 0.1, N = 11 160), so the line errs by a few tenths
-    of the anchor's own bias. Without a partner the anchor stands for the limit.
+    of the anchor's own bias. Without a partner nothing is known of it: the uncertainty is infinite.
     """
     found = {}
     for name, c in candidate.items():
@@ -76,7 +76,11 @@ def against_extrapolation(candidate: Mapping[str, Estimate], anchor: Anchor, par
         share = 0.0 if partner is None else anchor.ratio / (partner.ratio - anchor.ratio)
         b = a if partner is None else partner.estimates[name]
         limit = a.mean - share * (b.mean - a.mean)
-        uncertainty = math.hypot(c.uncertainty, (1 + share) * a.uncertainty, share * b.uncertainty)
+        uncertainty = (
+            math.inf
+            if partner is None
+            else math.hypot(c.uncertainty, (1 + share) * a.uncertainty, share * b.uncertainty)
+        )
         found[name] = Bias(c.mean / limit - 1, uncertainty / abs(limit))
     return found
 
