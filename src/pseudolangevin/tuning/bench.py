@@ -97,8 +97,12 @@ class Bench:
         self.preparing += run.preparation_seconds
         return run
 
-    def measure_langevin(self, settings: Mapping[str, Any], seconds: float) -> Measured:
-        """A candidate, from the common weights and with masses of its own."""
+    def measure_langevin(self, settings: Mapping[str, Any], seconds: float, *, num_raises: int = 0) -> Measured:
+        """A candidate, from the common weights and with masses of its own.
+
+        Before the clock runs 𝒱 is measured `num_raises` times, a segment apart: masses that are only ever raised answer
+        to the noisiest of many places, and it is the sampler after many refreshes that is to be judged.
+        """
         started = time.perf_counter()
         sampler = self._sampler(settings)
         if self.states is None:
@@ -107,6 +111,11 @@ class Bench:
         states = _refresh(sampler.kernel, self.states, settings["temperature_ratio"], 1.0, sampler.dataset)
         jax.block_until_ready(states)
         self.preparing += time.perf_counter() - started
+        segments = _segments(
+            sampler, dict(settings) | {"refresh_every": 1}, states, segment_of(settings["momentum_retention"])
+        )
+        for _ in range(num_raises):
+            _, states = next(segments)
         return self._watch(sampler, settings, states, seconds, observe=True)
 
     def time_langevin(self, settings: Mapping[str, Any], old_batch_size: int, seconds: float) -> Measured:

@@ -21,7 +21,7 @@ from .reference import Anchor
 from .result import Bias, Tried
 
 TIMING_SECONDS = 1.0
-TIMING_SHARE, EQUILIBRATION_SHARE, REFERENCE_SHARE = 0.2, 0.35, 0.55
+TIMING_SHARE, EQUILIBRATION_SHARE, REFERENCE_SHARE = 0.2, 0.45, 0.6
 """The shares of the time by which these parts have ended."""
 SATURATED = 0.7
 """A larger S is not tried once the examples per second have fallen to this share of the best."""
@@ -30,6 +30,8 @@ VARIANCE_SHARE = 0.1
 RELAXATION_SHARE = 0.5
 """𝒱 is measured after this share of the relaxation time 1/(4·S·T·𝒯), where that is affordable."""
 MAX_INTERVAL = 5_000
+MAX_RAISES = 10
+"""Measurements of 𝒱 before a candidate is judged; fewer where they take long."""
 TIMING_TICKS = 5
 """Segments between measurements of 𝒱 while batch sizes are timed."""
 
@@ -129,7 +131,11 @@ class LangevinSearch:
             self.bench.adopt(run)
 
     def _anchor(self, size: int) -> Measured:
-        """Equilibrate with the smallest 𝒯; the later part is the first candidate."""
+        """Stir with a middling 𝒯, in which slow directions arrive sooner, then relax with the smallest."""
+        stirring = self._settings(size, self.grid.temperature_ratios[self._middle()])
+        stirred = self.bench.measure_langevin(stirring, 0.5 * self.bench.left(EQUILIBRATION_SHARE))
+        if not stirred.stopped:
+            self.bench.adopt(stirred)
         settings = self._settings(size, self.grid.temperature_ratios[0])
         run = self.bench.measure_langevin(settings, self.bench.left(EQUILIBRATION_SHARE))
         self._keep(settings, run)
@@ -143,7 +149,7 @@ class LangevinSearch:
         index, direction = start, 0
         while 0 <= index < len(ratios) and self._time_for_one_more():
             settings = self._settings(size, ratios[index], **options)
-            if any(known == settings for known, _, _ in self.runs):
+            if any(_same_but_interval(known, settings) for known, _, _ in self.runs):
                 return
             self._try(settings)
             step = 1 if self._judged()[-1].within_budget else -1
@@ -153,7 +159,10 @@ class LangevinSearch:
             index += step
 
     def _try(self, settings: dict[str, Any]) -> None:
-        self._keep(settings, self.bench.measure_langevin(settings, self._candidate_seconds))
+        seconds = self._candidate_seconds
+        cost = self._refresh_cost(settings["batch_size"]) * self.step_seconds[settings["batch_size"]]
+        num_raises = MAX_RAISES if cost == 0 else min(MAX_RAISES, max(1, int(0.5 * seconds / cost)))
+        self._keep(settings, self.bench.measure_langevin(settings, seconds, num_raises=num_raises))
 
     def _keep(self, settings: dict[str, Any], run: Measured) -> None:
         self.runs.append((settings, run, run.estimates()))
@@ -239,6 +248,10 @@ class LangevinSearch:
             return 0.0
         known = size if size in seen else max(seen)
         return self.refresh_seconds[known] / self.step_seconds[known]
+
+
+def _same_but_interval(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one[name] == other[name] for name in one if name != "refresh_every")
 
 
 def _sampler_settings(settings: Any) -> dict[str, Any]:
