@@ -19,7 +19,7 @@ LEVELS = [
     {"tasks", "potential", "fused", "gradients", "noise", "moments"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
-    {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
+    {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},
     {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}

@@ -168,6 +168,31 @@ def demo(out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("d
     return run_demo(out)
 
 
+@app.command(epilog="pseudolangevin tune run.toml --seconds 60 --set 'temperatures=[3e-5]'")
+def tune(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to tune.", show_default=False)],
+    overrides: Overrides = None,
+    seconds: Annotated[float, typer.Option(help="Time to spend, not counting the training of the start.")] = 120.0,
+    budget: Annotated[float, typer.Option(help="Largest relative bias of loss, |w|² and error.")] = 0.02,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> int:
+    """Find the settings that diffuse fastest on this machine within a bias budget, at the lowest temperature.
+
+    For pseudo_langevin: batch size, temperature ratio, friction; for hybrid_monte_carlo: time step, leapfrog steps.
+    Exit 1 when no candidate is shown to keep the budget.
+    """
+    from . import config
+    from .tuning.command import tune_settings
+
+    tuned = tune_settings(config.read(config_file, overrides or ()), seconds=seconds, bias_budget=budget)
+    if as_json:
+        print(json.dumps(tuned.to_dict(), indent=2))
+    else:
+        print(tuned)
+        print(tuned.to_toml())
+    return DONE if tuned.within_budget else FAILED
+
+
 @app.command(epilog="pseudolangevin reproduce thermodynamics --scale smoke --out results")
 def reproduce(
     name: Annotated[
