@@ -14,9 +14,9 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "trees", "compensated", "checks"},
+    {"types", "trees", "compensated", "checks", "patterns"},
     {"data", "models", "masses", "integrator"},
-    {"tasks", "potential", "gradients", "noise"},
+    {"tasks", "potential", "subset", "gradients", "noise"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},

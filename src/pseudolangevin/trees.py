@@ -41,6 +41,11 @@ def normal_like(key: Key, weights: Weights) -> Weights:
     return jax.tree.unflatten(structure, [piece.astype(leaf.dtype) for piece, leaf in zip(pieces, leaves, strict=True)])
 
 
+def spread(value: Any, weights: Weights) -> Weights:
+    """One number as a tree with that number for every tensor; a tree shaped like `weights` as it is."""
+    return jax.tree.map(lambda _: value, weights) if jax.tree_util.all_leaves([value]) else value
+
+
 def zeros_like(weights: Weights) -> Weights:
     """Zeros, shaped like `weights`."""
     return jax.tree.map(jnp.zeros_like, weights)
