@@ -162,6 +162,7 @@ def test_every_group_has_its_own_prior():
     trace = result.trace.isel(draw=slice(10, None))
     # 8 chains × 90 draws × 50 weights, an autocorrelation of a few moves: 2 % is about four standard errors.
     for name, variance in [("a", 0.3), ("b", 0.075)]:
+        assert result.samples is not None
         assert float((result.samples[name][:, :, 10:].astype(np.float64) ** 2).mean()) == pytest.approx(
             variance, rel=0.02
         )
@@ -188,6 +189,7 @@ def test_next_token_by_hand():
     ]
     weights, batch = {"table": jnp.asarray(table, jnp.float32)}, (jnp.asarray(tokens), jnp.asarray(targets))
     np.testing.assert_allclose(potential.per_example_loss(weights, batch), by_hand, rtol=1e-5)
+    assert potential.per_example_error is not None
     np.testing.assert_allclose(potential.per_example_error(weights, batch), wrong, rtol=1e-6)
     assert np.all(np.isfinite(jax.grad(potential.energy)(weights, batch)["table"]))
     potential.check(weights, pl.Dataset(tokens, targets))

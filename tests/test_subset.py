@@ -1,5 +1,7 @@
 """Sampling some tensors with the rest frozen."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +79,7 @@ def test_a_subset_is_sampled_and_certified_like_any_network(small_task):
     """U restricted to the last layer is convex: pL agrees with hMC on it, and nothing else moves."""
     part = pl.subset(small_task.potential, small_task.weights, "layer3.*")
     train = small_task.train.head(300)
-    common = {"temperatures": [1e-2], "num_chains": 4, "key": 0}
+    common: dict[str, Any] = {"temperatures": [1e-2], "num_chains": 4, "key": 0}
     result = pl.sample(
         pl.pseudo_langevin(part.potential, train, batch_size=100, variance_max_batches=100, refresh_every=400),
         part.weights,

@@ -39,7 +39,8 @@ def from_flax(module: Any) -> Model:
             "straight to pl.classification or pl.Potential"
         )
     _refuse_random_layers(nnx, module)
-    definition, params, rest = nnx.split(module, nnx.Param, ...)
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    definition, params, rest = parts
     # Copies: the module may be trained on, and its buffers donated, while chains run.
     weights = jax.tree.map(jnp.array, nnx.to_pure_dict(params))
     trees.check_weights(weights)

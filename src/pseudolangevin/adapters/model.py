@@ -33,7 +33,8 @@ class Model:
         Args:
             weights: of one chain, such as jax.tree.map(lambda w: w[0, 0], result.weights).
         """
-        expected, found = jax.tree.structure(self.weights), jax.tree.structure(weights)
+        expected: Any = jax.tree.structure(self.weights)
+        found: Any = jax.tree.structure(weights)
         if found != expected:
             raise ValueError(
                 f"weights is a pytree {found}, the model's is {expected}; where a subset was sampled, "
