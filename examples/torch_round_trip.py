@@ -1,14 +1,14 @@
 """A PyTorch model is sampled here and goes back to PyTorch with the sampled weights.
 
-python -m examples.torch_round_trip                     # about a minute on a CPU
-python -m examples.torch_round_trip --large             # the paper's smallest network and data, for a GPU
-python -m examples.torch_round_trip --out sampled.pt    # the state_dict of the last sample
+The module has dropout, so it is put into evaluation mode first; its `state_dict` holds the last sample in the end.
+
+    python -m examples.torch_round_trip             # on a CPU
+    python -m examples.torch_round_trip --large     # the paper's smallest data, for a GPU
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -23,7 +23,6 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, torch.nn.Module
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     dimension, hidden, num_train, num_classes = (100, 50, 55_800, 10) if options.large else (30, 12, 2_000, 4)
     num_steps = options.steps or (100_000 if options.large else 6_000)
@@ -59,8 +58,6 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, torch.nn.Module
     error = float(np.mean(predicted != np.asarray(test.targets)))
     recorded = float(result.trace.test_error[0, 0, -1])
     print(f"test error of the last sample: {recorded:.4f} here, {error:.4f} in PyTorch")
-    if options.out is not None:
-        torch.save(module.state_dict(), options.out)
     return result, module
 
 

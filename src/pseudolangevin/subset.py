@@ -31,10 +31,11 @@ class Subset:
         Leading axes (temperature, chain, draw…) of the sampled tensors are kept; the frozen ones have none. With
         `jax.vmap(subset.merge)` they get them, too.
         """
-        structure = jax.tree.structure(self.weights)
-        if jax.tree.structure(weights) != structure:
+        structure: Any = jax.tree.structure(self.weights)
+        found: Any = jax.tree.structure(weights)
+        if found != structure:
             raise ValueError(
-                f"weights is a pytree {jax.tree.structure(weights)}, the sampled subset is {structure}; pass what was "
+                f"weights is a pytree {found}, the sampled subset is {structure}; pass what was "
                 "sampled, not the whole network"
             )
         return jax.tree.map(lambda f, w: w if f is None else f, self.frozen, weights, is_leaf=lambda leaf: leaf is None)
