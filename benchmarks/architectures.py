@@ -26,7 +26,6 @@ from pseudolangevin.adapters.flax import from_flax
 from pseudolangevin.adapters.model import Model
 from pseudolangevin.diagnostics import average
 
-ROOT = Path(__file__).parent.parent
 TOLERANCE = 0.02
 
 
@@ -40,7 +39,8 @@ class Settings:
     num_steps: int
     num_moves: int
     num_chains: int
-    temperature_ratio: float = 0.005
+    temperature_ratio: float = 0.002
+    mass_floor: float = 0.1
     batch_size: int = 300
     num_leapfrog_steps: int = 15
     time_step: float = 0.5
@@ -78,6 +78,7 @@ def compared(name: str, model: Model, potential: pl.Potential, train: pl.Dataset
                 train,
                 batch_size=settings.batch_size,
                 temperature_ratio=settings.temperature_ratio,
+                mass_floor=settings.mass_floor,
                 variance_max_batches=200,
             ),
             settings.num_steps,
@@ -146,7 +147,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     began = time.perf_counter()
     images, text = (
         Settings(t, k, int(steps * options.length), int(moves * options.length), options.chains)
-        for t, k, steps, moves in [(4e-3, 0.025, 40_000, 1_200), (1.5e-3, 0.015, 20_000, 600)]
+        for t, k, steps, moves in [(1e-2, 0.06, 40_000, 800), (3e-3, 0.03, 10_000, 300)]
     )
     rows = [
         compared("convolutional", *convolutional(images, options.data), images),

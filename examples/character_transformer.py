@@ -152,12 +152,12 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, Transformer]:
     num_weights = sum(w.size for w in jax.tree.leaves(model.weights))
     potential = pl.next_token(model.apply, weight_decay=WEIGHT_DECAY * num_weights)
     trainer = pl.adam(potential, dataset, batch_size=size.batch_size, learning_rate=3e-3)
-    trained = pl.sample(trainer, model.weights, num_steps=num_steps // 5, key=0)
+    trained = pl.sample(trainer, model.weights, num_steps=max(1, num_steps // 5), key=0)
     weights = jax.tree.map(lambda w: w[0, 0], trained.weights)
 
     part = pl.subset(potential, weights, "!embedding*" if options.freeze_embeddings else "*")
     result = pl.sample(
-        pl.pseudo_langevin(part.potential, dataset, batch_size=size.batch_size, refresh_every=max(8, num_steps // 10)),
+        pl.pseudo_langevin(part.potential, dataset, batch_size=size.batch_size, refresh_every=max(10, num_steps // 10)),
         part.weights,
         temperatures=size.temperatures,
         num_chains=2,

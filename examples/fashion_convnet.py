@@ -121,10 +121,10 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, nnx.Module]:
     num_weights = sum(w.size for w in jax.tree.leaves(model.weights))
     potential = pl.classification(model.apply, weight_decay=WEIGHT_DECAY * num_weights)
     start = pl.sample(
-        pl.adam(potential, train, batch_size=size.batch_size), model.weights, num_steps=num_steps // 10, key=0
+        pl.adam(potential, train, batch_size=size.batch_size), model.weights, num_steps=max(1, num_steps // 10), key=0
     )
     result = pl.sample(
-        pl.pseudo_langevin(potential, train, batch_size=size.batch_size, refresh_every=max(8, num_steps // 10)),
+        pl.pseudo_langevin(potential, train, batch_size=size.batch_size, refresh_every=max(10, num_steps // 10)),
         start.weights,
         temperatures=size.temperatures,
         num_chains=2,
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, nnx.Module]:
     )
     print(pl.certificate(result))
     model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))
-    predicted = np.argmax(network(test.inputs), axis=-1)
+    predicted = np.argmax(nnx.jit(network)(test.inputs), axis=-1)
     print(
         f"one sample, written back, is wrong on {np.mean(predicted != np.asarray(test.targets)):.1%} of the test images"
     )

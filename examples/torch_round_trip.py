@@ -39,9 +39,9 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, torch.nn.Module
 
     model = from_torch(module, np.asarray(test.inputs[:8]))
     potential = pl.classification(model.apply, weight_decay={"*.bias": 1.0, "*": 10.0})
-    start = pl.sample(pl.adam(potential, train), model.weights, num_steps=num_steps // 10, key=0)
+    start = pl.sample(pl.adam(potential, train), model.weights, num_steps=max(1, num_steps // 10), key=0)
     result = pl.sample(
-        pl.pseudo_langevin(potential, train, refresh_every=max(8, num_steps // 10), batch_size=num_train // 20),
+        pl.pseudo_langevin(potential, train, refresh_every=max(10, num_steps // 10), batch_size=num_train // 20),
         start.weights,
         temperatures=[1e-5, 3e-5] if options.large else [1e-3, 2e-3],
         num_chains=2,
