@@ -129,7 +129,8 @@ def test_equal_groups_are_one_number(small_task):
         ({"layer1.*": 1.0}, "has no pattern for layer2.bias; add one"),
         ({"*": -1.0}, "negative"),
         ({"*": "much"}, "not a finite number"),
-        ({}, "empty mapping"),
+        ({}, "map patterns to numbers"),
+        ({1: 2.0}, "map patterns to numbers"),
     ],
 )
 def test_bad_groups_are_refused(small_task, decay, message):

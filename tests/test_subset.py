@@ -81,17 +81,17 @@ def test_a_subset_is_sampled_and_certified_like_any_network(small_task):
     train = small_task.train.head(300)
     common: dict[str, Any] = {"temperatures": [1e-2], "num_chains": 4, "key": 0}
     result = pl.sample(
-        pl.pseudo_langevin(part.potential, train, batch_size=100, variance_max_batches=100, refresh_every=400),
+        pl.pseudo_langevin(part.potential, train, batch_size=100, variance_max_batches=100, warmup_refreshes=0),
         part.weights,
-        num_steps=2_000,
-        record_every=25,
+        num_steps=1_500,
+        record_every=15,
         **common,
     )
     exact = pl.sample(
         pl.hybrid_monte_carlo(part.potential, train, num_leapfrog_steps=4, time_step=2.0),
         part.weights,
-        num_steps=400,
-        record_every=5,
+        num_steps=300,
+        record_every=3,
         **common,
     )
     assert result.num_weights == pl.certificate(result).num_weights == 44

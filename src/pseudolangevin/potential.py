@@ -49,8 +49,9 @@ class Potential:
         """Check the arguments."""
         if not callable(self.per_example_loss):
             raise ValueError(f"per_example_loss = {self.per_example_loss!r} is not callable")
-        if isinstance(self.weight_decay, Mapping) and not self.weight_decay:
-            raise ValueError("weight_decay is an empty mapping; pass a number, or patterns such as {'*': 1.0}")
+        patterns_given = list(self.weight_decay) if isinstance(self.weight_decay, Mapping) else ["*"]
+        if not patterns_given or not all(isinstance(pattern, str) for pattern in patterns_given):
+            raise ValueError(f"weight_decay = {self.weight_decay!r}: map patterns to numbers, such as {{'*': 1.0}}")
         for value in self._decays:
             if as_number("weight_decay", value) < 0:
                 raise ValueError(f"weight_decay = {value!r} is negative: exp(−U/T) would not be normalisable")

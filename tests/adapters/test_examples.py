@@ -63,7 +63,9 @@ def test_transformer_in_equinox(monkeypatch, capsys):
     dataset, _ = character_transformer.sequences(character_transformer.TEXT, tiny)
     # The same sequences once more with another last character: it sees the past alone.
     tokens = np.concatenate([dataset.inputs, np.asarray(dataset.inputs) * [1, 1, 1, 0]])
-    logits, shifted = np.split(np.asarray(eqx.filter_jit(jax.vmap(network))(tokens), np.float64), 2)
+    logits, shifted = np.split(
+        np.asarray(eqx.filter_jit(lambda net, x: jax.vmap(net)(x))(network, tokens), np.float64), 2
+    )
     np.testing.assert_allclose(shifted[:, :-1], logits[:, :-1], atol=1e-6)
     assert np.abs(shifted[:, -1] - logits[:, -1]).max() > 1e-3
     chosen = np.take_along_axis(logits, np.asarray(dataset.targets)[..., None], axis=-1)[..., 0]
