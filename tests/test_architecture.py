@@ -14,9 +14,9 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "trees", "compensated", "checks", "idx"},
+    {"types", "trees", "compensated", "checks", "idx", "patterns"},
     {"data", "models", "masses", "integrator", "kernels", "fashion"},
-    {"tasks", "potential", "fused", "gradients", "noise", "moments"},
+    {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},

@@ -4,13 +4,14 @@ from . import diagnostics, models, tasks
 from .chains import Result, sample
 from .data import Dataset
 from .diagnostics import Certificate, certificate
-from .potential import Potential, classification, regression
+from .potential import Potential, classification, next_token, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .runs import load
 from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
 from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
+from .subset import Subset, subset
 from .tuning import Tuned, tune
 from .types import Status
 
@@ -23,6 +24,7 @@ __all__ = [
     "Result",
     "Sampler",
     "Status",
+    "Subset",
     "Tuned",
     "adam",
     "best_weights",
@@ -35,9 +37,11 @@ __all__ = [
     "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",
+    "next_token",
     "pseudo_langevin",
     "regression",
     "sample",
+    "subset",
     "tasks",
     "tune",
 ]

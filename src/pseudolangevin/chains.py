@@ -153,7 +153,7 @@ class Plan:
         observe = partial(_observe, self.sampler.kernel, self.observer)
         shapes = jax.eval_shape(observe, states, self.observed, self.test)
         zeros = {name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()}
-        record = observables.to_host(zeros, 0.0)
+        record = observables.to_host(zeros)
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
         return self.trace(self.layout.unflatten(stacked), one).assign_attrs(record_every=self.record_every)
@@ -252,7 +252,6 @@ def run(
     It may be continued from any record: `start` is that record's step.
     """
     kernel = sampler.kernel
-    stiffness = observer.potential.stiffness(jax.tree.map(lambda w: w[0], states.weights))
     step = start
     while step < stop:
         if (
@@ -271,7 +270,7 @@ def run(
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)
-            yield Record(step, states, observables.to_host(record, stiffness))
+            yield Record(step, states, observables.to_host(record))
         elif step == stop or (segment is not None and step % segment == 0):
             yield Record(step, states, None)
 

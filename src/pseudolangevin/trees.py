@@ -56,6 +56,11 @@ def _normal(key: Key, num: int, dtype: Any) -> Array:
     return math.sqrt(2) * jax.lax.erf_inv(uniform)
 
 
+def spread(value: Any, weights: Weights) -> Weights:
+    """One number as a tree with that number for every tensor; a tree shaped like `weights` as it is."""
+    return jax.tree.map(lambda _: value, weights) if jax.tree_util.all_leaves([value]) else value
+
+
 def zeros_like(weights: Weights) -> Weights:
     """Zeros, shaped like `weights`."""
     return jax.tree.map(jnp.zeros_like, weights)
