@@ -19,8 +19,9 @@ LEVELS = [
     {"tasks", "potential", "gradients", "noise"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
+    {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fit"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
-    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "cli"},
+    {"estimates", "figures", "temperature_figure", "report", "watch", "adapters", "paper", "demo", "cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

@@ -1,9 +1,10 @@
 """Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches."""
 
-from . import diagnostics, models, tasks
+from . import diagnostics, models, predictions, tasks
 from .chains import Result, sample
 from .data import Dataset
 from .diagnostics import Certificate, certificate
+from .fit import Fit, fit
 from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .runs import load
@@ -11,6 +12,7 @@ from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
 from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
+from .temperature import TemperatureRange, find_temperature
 from .types import Status
 
 __all__ = [
@@ -18,21 +20,26 @@ __all__ = [
     "ChainStoppedWarning",
     "Dataset",
     "DeadClassWarning",
+    "Fit",
     "Potential",
     "Result",
     "Sampler",
     "Status",
+    "TemperatureRange",
     "adam",
     "best_weights",
     "certificate",
     "classification",
     "diagnostics",
+    "find_temperature",
+    "fit",
     "full_batch_langevin",
     "hybrid_monte_carlo",
     "load",
     "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",
+    "predictions",
     "pseudo_langevin",
     "regression",
     "sample",

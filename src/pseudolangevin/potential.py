@@ -26,6 +26,7 @@ class Potential:
         per_example_error: optional, maps the same arguments to S errors (0 or 1 for a classifier); recorded as `error`.
         class_scores: optional, maps (weights, inputs) to an array (S, K) of logits, for classifiers: labels are
             then checked against K, and classes that never get a signal are reported.
+        values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
 
     Example:
         >>> mean_of_normal = Potential(lambda w, batch: 0.5 * jnp.sum((batch[0] - w) ** 2, axis=-1))
@@ -35,6 +36,7 @@ class Potential:
     weight_decay: float = 0.0
     per_example_error: PerExample | None = None
     class_scores: Callable[[Weights, Any], Array] | None = None
+    values: Callable[[Weights, Any], Array] | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -167,4 +169,4 @@ def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: float = 
             raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
         return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)
 
-    return Potential(half_squared_distance, weight_decay)
+    return Potential(half_squared_distance, weight_decay, values=apply)
