@@ -19,7 +19,7 @@ LEVELS = [
     {"tasks", "potential", "gradients", "noise"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
-    {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fit"},
+    {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fitting"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
     {"estimates", "figures", "temperature_figure", "report", "watch", "adapters", "paper", "demo", "cli"},
 ]

@@ -4,7 +4,7 @@ from . import diagnostics, models, predictions, tasks
 from .chains import Result, sample
 from .data import Dataset
 from .diagnostics import Certificate, certificate
-from .fit import Fit, fit
+from .fitting import Fit, fit
 from .potential import Potential, classification, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .runs import load

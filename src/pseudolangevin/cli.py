@@ -167,7 +167,10 @@ def watch(
 def temperature(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to sample.", show_default=False)],
     overrides: Overrides = None,
-    epochs: Annotated[float, typer.Option(help="Budget: passes through the training set, all chains together.")] = 40.0,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="40"),
+    ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:

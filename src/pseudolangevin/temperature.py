@@ -27,6 +27,9 @@ from .types import Key, Weights
 
 SPAN = 100.0
 """The default grid ends so far above the coldest temperature that can relax within the budget, or at 10/P."""
+DEFAULT_EPOCHS = 40.0
+MIN_EXAMPLES = 1e6
+"""Small data sets need more passes: measuring 𝒱 costs the same number of mini-batches."""
 COARSE = ("quench", "up", "up", "down")
 FINE = ("down", "up")
 FINE_SPAN = (0.35, 2.0)
@@ -38,14 +41,15 @@ class TemperatureRange:
     """The intermediate temperatures, and the curve that justifies them."""
 
     temperature: float
-    """Recommended: the cold end of the range."""
+    """Recommended: the cold end of the range; where the scan could not see it, the Bayesian temperature if it lies
+    within the range, or else the end nearest to it."""
     low: float
     high: float
     conclusive: bool
     """False where the scan could not bracket the minimum of 𝒱 or nothing learned; `notes` say why and what to do."""
     notes: tuple[str, ...]
     transition: float | None
-    """Where the loss jumps: the temperature of a heat capacity above one per weight, if there is one."""
+    """Where the loss jumps: the temperature of a heat capacity above two per weight, if there is one."""
     bayesian_temperature: float
     """1/P, at which exp(−U/T) is the ordinary posterior."""
     hysteresis: float
@@ -115,7 +119,7 @@ def find_temperature(
     *,
     temperatures: Sequence[float] | None = None,
     num_temperatures: int = 8,
-    epochs: float = 40.0,
+    epochs: float | None = None,
     batch_size: int | None = None,
     temperature_ratio: float = 0.1,
     tolerance: float = 1.25,
@@ -141,8 +145,8 @@ def find_temperature(
         temperatures: the coarse grid; default: two decades or more, from the coldest temperature that can relax within
             the budget (0.3/P for 40 epochs, in inverse proportion) to 10/P or beyond.
         num_temperatures: chains of each grid (of the default coarse grid and the fine one).
-        epochs: the budget, in examples visited over P, measurements included; it is kept unless it is too small for
-            32 steps per leg, and the cost is reported.
+        epochs: the budget, in examples visited over P, measurements included; default: 40, or a million examples where
+            that is more. It is kept unless it is too small for 32 steps per leg; the cost is reported.
         batch_size: examples per mini-batch; default: P/1000, at least 16, so that measuring 𝒱 costs little.
         temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy: the loss is about 1 % too
             high at 0.1.
@@ -158,6 +162,7 @@ def find_temperature(
     """
     check_integer("num_temperatures", num_temperatures, minimum=3, maximum=100)
     given = None if temperatures is None else _checked_grid(temperatures)
+    epochs = max(DEFAULT_EPOCHS, MIN_EXAMPLES / dataset.num_examples) if epochs is None else epochs
     check_positive("epochs", epochs)
     check_interval("tolerance", tolerance, 1.01, 100, "it is a factor above the smallest 𝒱")
     potential.check(weights, dataset)
@@ -171,7 +176,8 @@ def find_temperature(
         temperature_ratio=temperature_ratio,
     )
     coldest = plan.coldest(len(COARSE))
-    hottest = max(SPAN * coldest, 10 / dataset.num_examples)
+    bayesian = 1 / dataset.num_examples
+    hottest = max(SPAN * coldest, 10 * bayesian)
     grid = given or [float(t) for t in np.geomspace(coldest, hottest, num_temperatures)]
     key = as_key(key)
     start_loss = float(potential.loss(weights, dataset.head(plan.observed_examples).batch))
@@ -179,25 +185,26 @@ def find_temperature(
     coarse = _legs(plan, COARSE, grid, repeated(weights, len(grid)), None, jax.random.fold_in(key, 0), progress)
     curves = [_curve(coarse, weights, hidden_layers, stage=0)]
     first = judge(curves[0], start_loss, coldest, tolerance)
-    fine_low = min(max(FINE_SPAN[0] * first.low, coldest), first.low)
+    fine_low = max(FINE_SPAN[0] * first.low, 1.03 * coldest)  # beside the coldest of the coarse grid, not on it
     fine_grid = [float(t) for t in np.geomspace(fine_low, FINE_SPAN[1] * first.low, num_temperatures)]
     fine = _legs(plan, FINE, fine_grid, None, coarse[-1], jax.random.fold_in(key, 1), progress)
     curves.append(_curve(fine, weights, hidden_layers, stage=1))
     curve = xr.concat(curves, "temperature").sortby("temperature")
     verdict = judge(curve, start_loss, coldest, tolerance)
+    recommended = verdict.low if verdict.conclusive else float(np.clip(bayesian, verdict.low, verdict.high))
     return TemperatureRange(
-        temperature=verdict.low,
+        temperature=recommended,
         low=verdict.low,
         high=verdict.high,
         conclusive=verdict.conclusive,
         notes=verdict.notes,
         transition=verdict.transition,
-        bayesian_temperature=1 / dataset.num_examples,
+        bayesian_temperature=bayesian,
         hysteresis=verdict.hysteresis,
         curve=curve.assign(order_parameter=("temperature", verdict.order_parameter)),
         cost=sum(leg.cost for leg in [*coarse, *fine]) + plan.observed_examples,
         num_examples=dataset.num_examples,
-        weights=jax.tree.map(lambda w: w[0], handed_on(fine[0], [verdict.low * (1 - 1e-3)], "down")),
+        weights=jax.tree.map(lambda w: w[0], handed_on(fine[0], [recommended * (1 - 1e-3)], "down")),
     )
 
 

@@ -10,8 +10,9 @@ import xarray as xr
 LEARNED_SHARE = 0.9
 """A chain has learned when its loss came down by this share of the way that the better half came down from the start.
 Weights that have not learned may have a small 𝒱, too."""
-JUMP = 1.0
-"""Heat capacity per weight that counts as a jump of the loss: independent harmonic weights have ½."""
+JUMP = 2.0
+"""Heat capacity per weight that counts as a jump of the loss: independent harmonic weights have ½, and single chains
+scatter about it by as much again. The paper's largest network has 2.8 at its transition."""
 
 SMOOTHING = 1.5
 """Width of the kernel that 𝒱 is smoothed with, as a factor of T."""
@@ -55,21 +56,20 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
             "random weights, use an identity output, or lower temperature_ratio"
         )
         return Judgement(middle, middle, False, (note,), None, float("nan"), np.full(len(temperatures), np.nan))
-    variances = _smoothed(temperatures, variances, usable)
+    judged = temperatures[usable]
+    smooth = _smoothed(judged, variances[usable])
     notes = []
-    best = int(np.argmin(np.where(usable, variances, np.inf)))
-    low = _edge(temperatures, variances, usable, best, -1, tolerance)
-    high = _edge(temperatures, variances, usable, best, +1, tolerance)
+    low, high = _edge(judged, smooth, -1, tolerance), _edge(judged, smooth, +1, tolerance)
     if low is None:
         notes.append(
             "𝒱 is near its minimum down to the coldest temperature that can relax; raise epochs to see colder ones"
         )
-    if high is None:
+    if high is None and judged[-1] == temperatures[-1]:
         notes.append("𝒱 stays near its minimum to the hottest temperature scanned; scan hotter ones")
     conclusive = low is not None
-    low = float(temperatures[usable][0]) if low is None else low
-    high = float(temperatures[usable][-1]) if high is None else high
-    transition = _transition(curve, usable & (temperatures <= temperatures[best]))
+    low = float(judged[0]) if low is None else low
+    high = float(judged[-1]) if high is None else high
+    transition = _transition(curve, usable & (temperatures <= judged[np.argmin(smooth)]))
     if transition is not None and transition > low:
         low = min(transition, high)
     inside = (temperatures >= low * (1 - 1e-6)) & (temperatures <= high * (1 + 1e-6)) & usable
@@ -82,27 +82,23 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
             "left out; other random weights, or an identity output, may keep it"
         )
     hysteresis = float(gaps.max()) if gaps.size else float("nan")
-    return Judgement(low, high, conclusive, tuple(notes), transition, hysteresis, variances)
+    order_parameter = np.full(len(temperatures), np.nan)
+    order_parameter[usable] = smooth
+    return Judgement(low, high, conclusive, tuple(notes), transition, hysteresis, order_parameter)
 
 
-def _smoothed(temperatures: np.ndarray, variances: np.ndarray, usable: np.ndarray) -> np.ndarray:
+def _smoothed(temperatures: np.ndarray, variances: np.ndarray) -> np.ndarray:
     """Kernel average of log 𝒱 over log T: single chains scatter by some 20 %, more than the minimum is deep."""
-    steps = np.log(temperatures[:, None] / temperatures[usable]) / np.log(SMOOTHING)
-    kernel = np.exp(-0.5 * steps**2)
-    smooth = np.exp(kernel @ np.log(variances[usable]) / kernel.sum(axis=1))
-    return np.where(usable, smooth, np.nan)
+    kernel = np.exp(-0.5 * (np.log(temperatures[:, None] / temperatures) / np.log(SMOOTHING)) ** 2)
+    return np.exp(kernel @ np.log(variances) / kernel.sum(axis=1))
 
 
-def _edge(
-    temperatures: np.ndarray, variances: np.ndarray, usable: np.ndarray, best: int, step: int, tolerance: float
-) -> float | None:
+def _edge(temperatures: np.ndarray, variances: np.ndarray, step: int, tolerance: float) -> float | None:
     """Where 𝒱 leaves `tolerance` times its minimum, between grid points by interpolation; None where it never does."""
-    level = np.log(tolerance * variances[best])
-    here = best
+    here = int(np.argmin(variances))
+    level = np.log(tolerance * variances[here])
     while 0 <= here + step < len(temperatures):
         there = here + step
-        if not usable[there]:  # too hot to learn, or too cold to tell
-            return float(temperatures[here]) if step > 0 else None
         if np.log(variances[there]) > level:
             share = (level - np.log(variances[here])) / np.log(variances[there] / variances[here])
             return float(temperatures[here] * (temperatures[there] / temperatures[here]) ** share)

@@ -91,10 +91,11 @@ def plan_legs(
     if batch_size is None:
         batch_size = min(num_examples, max(16, num_examples // 1_000))
     observed = min(num_examples, max(500, num_examples // 100))
+    # 𝒱 is measured at the start, in the warm-up and once more: after 1/32, 3/32, 7/32, 15/32 and 31/32 of the leg.
     overhead = (1 + WARMUP_REFRESHES + 1) * (VARIANCE_BATCHES + 1) + RECORDS_PER_LEG * observed / batch_size
     num_steps = max(MIN_STEPS, int(examples / batch_size - overhead))
-    num_steps -= num_steps % RECORDS_PER_LEG
-    refresh_every = max(2**WARMUP_REFRESHES, num_steps // 2)
+    num_steps -= num_steps % 2 ** (WARMUP_REFRESHES + 1)
+    refresh_every = num_steps // 2
     sampler = pseudo_langevin(
         potential,
         dataset,

@@ -20,9 +20,12 @@ from .samplers.langevin import pseudo_langevin
 from .temperature import TemperatureRange, find_temperature
 from .types import HEALTHY, Key, Weights
 
-RELAXATIONS = 6
+RELAXATIONS = 12
 """Default length of a fit, in relaxation times of the directions that the data set."""
 MIN_STEPS = 1_000
+LONGEST_REFRESH = 5_000
+WARMUP_REFRESHES = 4
+"""Random weights are far from equilibrium, so 𝒱 is measured often at first: after 1/128 of the run, 1/64, …"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def fit(
     samples_per_chain: int = 20,
     batch_size: int | None = None,
     temperature_ratio: float = 0.03,
-    search_epochs: float = 40.0,
+    search_epochs: float | None = None,
     test: Dataset | None = None,
     key: Key | int = 0,
     progress: bool | None = None,
@@ -88,14 +91,14 @@ def fit(
         dataset: the training set, all of it: nothing is held out.
         weights: random weights to start from; with leading axes (1, chain), each chain its own (then give T).
         temperature: T, or "auto": `find_temperature` first, and start from where it ended.
-        num_steps: steps of every chain; default: six relaxation times 1/(4·S·T·𝒯), at least 1000. The first half
+        num_steps: steps of every chain; default: twelve relaxation times 1/(4·S·T·𝒯), at least 1000. The first half
             equilibrates, the second gives the ensemble.
         num_chains: independent chains, whose samples make one ensemble.
         samples_per_chain: members that each chain gives to the ensemble.
         batch_size: examples per mini-batch, S; default 1 % of the data set.
         temperature_ratio: 𝒯. At 0.03 the loss is about 0.5 % above its exact average, and the chain moves three times
             faster than at the paper's 0.01.
-        search_epochs: budget of `find_temperature`.
+        search_epochs: budget of `find_temperature`; default: its own.
         test: optional, for `test_loss` and `test_error` in the history; nothing is decided by it.
         key: random key, or an integer seed.
         progress: show a progress bar; default: when the output is a terminal.
@@ -106,7 +109,9 @@ def fit(
     """
     check_integer("samples_per_chain", samples_per_chain, minimum=1)
     check_integer("num_chains", num_chains, minimum=1)
-    sampler = pseudo_langevin(potential, dataset, batch_size=batch_size, temperature_ratio=temperature_ratio)
+    size = max(2, round(0.01 * dataset.num_examples)) if batch_size is None else batch_size
+    check_integer("batch_size", size, minimum=2, maximum=dataset.num_examples)
+    check_positive("temperature_ratio", temperature_ratio)
     key = as_key(key)
     search = None
     if temperature == "auto":
@@ -117,12 +122,20 @@ def fit(
     elif isinstance(temperature, str):
         raise ValueError(f'temperature = {temperature!r}: give a number, or "auto"')
     check_positive("temperature", temperature, 'exp(−U/T) needs T > 0; "auto" finds one')
-    size = sampler.settings["batch_size"]
     if num_steps is None:
         num_steps = default_steps(temperature, size, temperature_ratio)
     num_records = 2 * samples_per_chain
     check_integer("num_steps", num_steps, minimum=num_records, maximum=MAX_STEPS, remedy="or ask for fewer samples")
     record_every = num_steps // num_records
+    refresh_every = min(LONGEST_REFRESH, max(2**WARMUP_REFRESHES, num_steps // 8))
+    sampler = pseudo_langevin(
+        potential,
+        dataset,
+        batch_size=size,
+        temperature_ratio=temperature_ratio,
+        refresh_every=refresh_every,
+        warmup_refreshes=WARMUP_REFRESHES,
+    )
     result = sample(
         sampler,
         weights,
@@ -157,6 +170,6 @@ def fit(
 
 
 def default_steps(temperature: float, batch_size: int, temperature_ratio: float) -> int:
-    """Six relaxation times 1/(4·S·T·𝒯), at least 1000 steps."""
+    """Twelve relaxation times 1/(4·S·T·𝒯), at least 1000 steps."""
     relaxation = 1 / (4 * batch_size * temperature * temperature_ratio)
     return max(MIN_STEPS, math.ceil(RELAXATIONS * relaxation))
