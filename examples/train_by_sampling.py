@@ -2,8 +2,9 @@
 
     python examples/train_by_sampling.py            # about two minutes on two cores
 
-`pl.fit` finds the intermediate temperature from the training set, samples there and keeps an ensemble. Adam minimises the
-same potential; its test error falls, then rises again unless somebody stops it. The test set is only looked at to print.
+`pl.fit` finds the intermediate temperature from the training set, samples there and keeps an ensemble. Adam minimises
+the same potential; its test error falls, then rises again unless somebody stops it. The test set is only looked at to
+print.
 """
 
 from __future__ import annotations

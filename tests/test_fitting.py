@@ -17,9 +17,10 @@ def test_the_regression_ensemble_is_the_bayesian_posterior():
     fitted = pl.fit(
         potential,
         pl.Dataset(inputs, targets),
-        jnp.zeros(2),
+        jnp.array([1.0, -2.0]),
         temperature=sigma**2 / num,
-        num_chains=60,
+        num_chains=40,
+        num_steps=1_200,
         samples_per_chain=5,
         batch_size=40,
         progress=False,
@@ -28,8 +29,8 @@ def test_the_regression_ensemble_is_the_bayesian_posterior():
     assert isinstance(prediction, ValuePredictions)
     assert prediction.noise_variance == pytest.approx(sigma**2)
     exact = sigma * np.sqrt(np.einsum("ni,ij,nj->n", inputs[:20], np.linalg.inv(inputs.T @ inputs), inputs[:20]))
-    # 60 chains, so at least 60 independent members: the relative error of a spread is at most 1/√120.
-    assert np.mean(prediction.spread / exact) == pytest.approx(1, abs=4 / np.sqrt(120))
+    # 40 chains, so at least 40 independent members: the relative error of a spread is at most 1/√80.
+    assert np.mean(prediction.spread / exact) == pytest.approx(1, abs=4 / np.sqrt(80))
     assert prediction.calibration_error(targets[:20]) < 0.2
 
 
@@ -52,9 +53,9 @@ def test_bad_arguments(small_task, arguments, message):
         pl.fit(small_task.potential, small_task.train, small_task.weights, **arguments)
 
 
-def test_every_chain_lost_is_an_error(monkeypatch):
-    monkeypatch.setattr("pseudolangevin.fitting.HEALTHY", ())
+def test_every_chain_lost_is_an_error():
+    """Targets that are met exactly leave no mini-batch noise to choose masses from."""
     line = pl.regression(lambda w, x: x * w)
     data = pl.Dataset(np.arange(50.0), np.arange(50.0))
-    with pytest.raises(RuntimeError, match="temperature_ratio"):
+    with pytest.warns(pl.ChainStoppedWarning), pytest.raises(RuntimeError, match="temperature_ratio"):
         pl.fit(line, data, jnp.ones(()), temperature=1e-3, num_steps=4, samples_per_chain=1, progress=False)
