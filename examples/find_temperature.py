@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> pl.TemperatureRange:
     parser.add_argument("--out", type=Path, default=Path("temperature.png"))
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--epochs", type=float, help="budget of the search")
-    parser.add_argument("--steps", type=int, default=4_000, help="of the chains afterwards")
+    parser.add_argument("--steps", type=int, default=4_096, help="of the chains afterwards")
     options = parser.parse_args(arguments)
 
     train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=options.examples, num_test=5_000, dimension=50)
@@ -34,7 +34,14 @@ def main(arguments: list[str] | None = None) -> pl.TemperatureRange:
     temperatures = sorted(found.temperature * np.array([0.2, 1.0, 5.0, 25.0]))
     sampler = pl.pseudo_langevin(potential, train, temperature_ratio=0.03, refresh_every=512, warmup_refreshes=5)
     result = pl.sample(
-        sampler, found.weights, temperatures=temperatures, num_steps=options.steps, key=0, test=test, progress=False
+        sampler,
+        found.weights,
+        temperatures=temperatures,
+        num_steps=options.steps,
+        record_every=options.steps // 8,
+        key=0,
+        test=test,
+        progress=False,
     )
     late = result.trace.isel(chain=0, draw=slice(result.trace.sizes["draw"] // 2, None)).mean("draw")
     for temperature, error in zip(temperatures, late.test_error.values, strict=True):

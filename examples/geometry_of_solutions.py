@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("geometry.png"))
     parser.add_argument("--examples", type=int, default=20_000)
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=8_192)
     options = parser.parse_args(arguments)
 
     train, _ = pl.tasks.spin_vectors(jax.random.key(0), num_train=options.examples, num_test=1, dimension=50)

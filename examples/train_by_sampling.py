@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Fit, train, print; return the test errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=20_000)
-    parser.add_argument("--epochs", type=float, help="budget of the search")
+    parser.add_argument("--temperature", type=float, help="default: found from the training set")
     parser.add_argument("--steps", type=int, help="of the sampling")
     parser.add_argument("--adam-epochs", type=int, default=100)
     options = parser.parse_args(arguments)
@@ -31,8 +31,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     potential = pl.classification(network.apply, weight_decay=5.0)
     start = network.init(jax.random.key(1))
 
-    fitted = pl.fit(potential, train, start, num_steps=options.steps, search_epochs=options.epochs, test=test)
-    print(fitted.search)
+    temperature = options.temperature or "auto"
+    fitted = pl.fit(potential, train, start, temperature=temperature, num_steps=options.steps, test=test)
+    print(fitted.search or f"T = {fitted.temperature:g}, as given")
     one, ensemble = fitted.predict_one(test.inputs), fitted.predict(test.inputs)
     assert isinstance(one, ClassPredictions)
     assert isinstance(ensemble, ClassPredictions)

