@@ -31,8 +31,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     potential = pl.classification(network.apply, weight_decay=5.0)
     start = network.init(jax.random.key(1))
 
-    temperature = options.temperature or "auto"
-    fitted = pl.fit(potential, train, start, temperature=temperature, num_steps=options.steps, test=test)
+    fitted = pl.fit(
+        potential, train, start, temperature=options.temperature or "auto", num_steps=options.steps, test=test
+    )
     print(fitted.search or f"T = {fitted.temperature:g}, as given")
     one, ensemble = fitted.predict_one(test.inputs), fitted.predict(test.inputs)
     assert isinstance(one, ClassPredictions)

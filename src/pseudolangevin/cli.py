@@ -162,14 +162,14 @@ def watch(
 
 @app.command(
     epilog="pseudolangevin temperature run.toml\n\n"
-    "pseudolangevin temperature run.toml --epochs 80 --figure temperature.png"
+    "pseudolangevin temperature run.toml --epochs 200 --figure temperature.png"
 )
 def temperature(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to sample.", show_default=False)],
     overrides: Overrides = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="40"),
+        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="100"),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
