@@ -42,9 +42,10 @@ class TemperatureRange:
     """The intermediate temperatures, and the curve that justifies them."""
 
     temperature: float
-    """Recommended: the cold end of the range; where the scan could not see it, the Bayesian temperature if it lies
-    within the range, or else the end nearest to it."""
+    """Recommended: the cold end of the range; where the scan could not see it, the Bayesian temperature, unless that
+    is hotter than the range."""
     low: float
+    """Where the scan is inconclusive: the coldest temperature that could be judged."""
     high: float
     conclusive: bool
     """False where the scan could not bracket the minimum of 𝒱 or nothing learned; `notes` say why and what to do."""
@@ -148,7 +149,7 @@ def find_temperature(
         num_temperatures: chains of each grid (of the default coarse grid and the fine one).
         epochs: the budget, in examples visited over P, measurements included; default: 100, or a million examples where
             that is more. It is kept unless it is too small for 32 steps per leg; the cost is reported.
-        batch_size: examples per mini-batch; default: P/1000, at least 16, so that measuring 𝒱 costs little.
+        batch_size: examples per mini-batch; default: P/1000 or less, at least 16, so that measuring 𝒱 costs little.
         temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy: the loss is about 1 % too
             high at 0.1.
         tolerance: how far above its minimum 𝒱 may be within the range.
@@ -186,7 +187,8 @@ def find_temperature(
     coarse = _legs(plan, COARSE, grid, repeated(weights, len(grid)), None, jax.random.fold_in(key, 0), progress)
     curves = [_curve(coarse, weights, hidden_layers, stage=0)]
     centre = _recommended(judge(curves[0], start_loss, coldest, tolerance), bayesian)
-    fine_low = max(FINE_SPAN[0] * centre, 1.03 * coldest)  # beside the coldest of the coarse grid, not on it
+    # Beside the coldest temperature of the coarse grid, not on it.
+    fine_low = max(FINE_SPAN[0] * centre, min(1.03 * coldest, centre))
     fine_grid = [float(t) for t in np.geomspace(fine_low, FINE_SPAN[1] * centre, num_temperatures)]
     fine = _legs(plan, FINE, fine_grid, None, coarse[-1], jax.random.fold_in(key, 1), progress)
     curves.append(_curve(fine, weights, hidden_layers, stage=1))
@@ -210,8 +212,8 @@ def find_temperature(
 
 
 def _recommended(verdict: Judgement, bayesian: float) -> float:
-    """The cold end of the range; unless the scan did not see it."""
-    return verdict.low if verdict.conclusive else float(np.clip(bayesian, verdict.low, verdict.high))
+    """The cold end of the range. Where the scan did not see it, nothing argues against 1/P unless that is too hot."""
+    return verdict.low if verdict.conclusive or bayesian > verdict.high else bayesian
 
 
 def _checked_grid(temperatures: Sequence[float]) -> list[float]:

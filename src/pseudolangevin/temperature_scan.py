@@ -89,8 +89,8 @@ def plan_legs(
     """
     num_examples = dataset.num_examples
     if batch_size is None:
-        batch_size = min(num_examples, max(16, num_examples // 1_000))
-    observed = min(num_examples, max(500, num_examples // 100))
+        batch_size = min(num_examples, max(16, min(num_examples // 1_000, int(examples / 400))))
+    observed = min(num_examples, max(500, min(num_examples // 100, int(examples / 40))))
     # 𝒱 is measured at the start, in the warm-up and once more: after 1/32, 3/32, 7/32, 15/32 and 31/32 of the leg.
     overhead = (1 + WARMUP_REFRESHES + 1) * (VARIANCE_BATCHES + 1) + RECORDS_PER_LEG * observed / batch_size
     num_steps = max(MIN_STEPS, int(examples / batch_size - overhead))
