@@ -28,7 +28,7 @@ from .types import Key, Weights
 SPAN = 100.0
 """The default grid ends so far above the coldest temperature that can relax within the budget, or at 10/P."""
 DEFAULT_EPOCHS = 100.0
-"""At N = 11 160 the minimum of 𝒱 stood out at 120 epochs, and not yet at 40."""
+"""At N = 11 160, in one start, the minimum of 𝒱 stood out at 120 epochs, and not yet at 40."""
 MIN_EXAMPLES = 1e6
 """Small data sets need more passes: measuring 𝒱 costs the same number of mini-batches."""
 COARSE = ("quench", "up", "up", "down")
