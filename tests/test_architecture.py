@@ -19,8 +19,9 @@ LEVELS = [
     {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
+    {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fitting"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},
-    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
+    {"estimates", "figures", "temperature_figure", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

@@ -17,7 +17,7 @@ NUM_MUTATIONS = 160
 
 
 def test_help_teaches(capsys):
-    for command in ("sample", "resume", "check", "report", "watch", "demo", "tune", "reproduce"):
+    for command in ("sample", "resume", "check", "report", "watch", "demo", "tune", "reproduce", "temperature"):
         assert cli.run([command, "--help"]) == 0
         assert f"pseudolangevin {command}" in capsys.readouterr().out
     assert cli.run(["--version"]) == 0

@@ -1,9 +1,10 @@
 """Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches."""
 
-from . import diagnostics, models, tasks
+from . import diagnostics, models, predictions, tasks
 from .chains import Result, sample
 from .data import Dataset
 from .diagnostics import Certificate, certificate
+from .fitting import Fit, fit
 from .potential import Potential, classification, next_token, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .runs import load
@@ -12,6 +13,7 @@ from .samplers.base import Sampler
 from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
 from .subset import Subset, subset
+from .temperature import TemperatureRange, find_temperature
 from .tuning import Tuned, tune
 from .types import Status
 
@@ -20,17 +22,21 @@ __all__ = [
     "ChainStoppedWarning",
     "Dataset",
     "DeadClassWarning",
+    "Fit",
     "Potential",
     "Result",
     "Sampler",
     "Status",
     "Subset",
+    "TemperatureRange",
     "Tuned",
     "adam",
     "best_weights",
     "certificate",
     "classification",
     "diagnostics",
+    "find_temperature",
+    "fit",
     "full_batch_langevin",
     "hybrid_monte_carlo",
     "load",
@@ -38,6 +44,7 @@ __all__ = [
     "models",
     "naive_pseudo_langevin",
     "next_token",
+    "predictions",
     "pseudo_langevin",
     "regression",
     "sample",

@@ -41,6 +41,7 @@ class Potential:
         per_example_error: optional, maps the same arguments to S errors (0 or 1 for a classifier); recorded as `error`.
         class_scores: optional, maps (weights, inputs) to an array (S, K) of logits, for classifiers: labels are
             then checked against K, and classes that never get a signal are reported.
+        values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
         check_data: optional, is called with (weights, all examples) before anything is compiled, to refuse bad data.
         regularized_size: N of the regulariser, where it is not the number of sampled weights (`subset` sets it).
 
@@ -52,6 +53,7 @@ class Potential:
     weight_decay: WeightDecay = 0.0
     per_example_error: PerExample | None = None
     class_scores: Callable[[Weights, Any], Array] | None = None
+    values: Callable[[Weights, Any], Array] | None = None
     check_data: Callable[[Weights, Batch], None] | None = None
     regularized_size: int | None = None
     layered: Layered | None = None
@@ -239,7 +241,7 @@ def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDe
         inputs, targets = batch
         return half_squared_distance(apply(weights, inputs), targets)
 
-    return Potential(loss, weight_decay, layered=_layered(apply, half_squared_distance))
+    return Potential(loss, weight_decay, values=apply, layered=_layered(apply, half_squared_distance))
 
 
 def half_squared_distance(predictions: Array, targets: Array) -> Array:

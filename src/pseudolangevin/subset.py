@@ -81,6 +81,7 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
         per_example_loss=on_whole(potential.per_example_loss),
         per_example_error=None if potential.per_example_error is None else on_whole(potential.per_example_error),
         class_scores=None if potential.class_scores is None else on_whole(potential.class_scores),
+        values=None if potential.values is None else on_whole(potential.values),
         check_data=None if potential.check_data is None else check_data,
         weight_decay=_for_the_sampled(decay, sampled) if isinstance(decay, Mapping) else decay,
         regularized_size=potential.regularized_size or trees.num_weights(weights),

@@ -55,6 +55,10 @@ class Experiment:
         """Shapes and types of one chain's weights."""
         return jax.eval_shape(self.network.init, jax.random.key(0))
 
+    def random_weights(self) -> Weights:
+        """Random weights of one chain."""
+        return self.network.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))
+
     def starting_weights(self, stop_asked: Callable[[], bool] = lambda: False) -> Weights:
         """The weights the chains begin with, as `sample` takes them."""
         start = self.settings.start
