@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -137,12 +137,8 @@ class Plan:
     observer: Observer
     observed: Dataset
     test: Dataset | None
-    placement: Placement = field(default_factory=Placement)
-
-    @cached_property
-    def mesh(self) -> Mesh | None:
-        """The devices; None for a single one."""
-        return self.placement.mesh()
+    mesh: Mesh | None = None
+    """The devices; None for a single one."""
 
     @cached_property
     def _placed(self) -> tuple[Sampler, Dataset, Dataset | None]:
@@ -163,7 +159,11 @@ class Plan:
         if self.test is not None:
             self.sampler.potential.check(one, self.test)
         self.sampler.kernel.check(one)
-        self.placement.check(self.layout.size, self.sampler.dataset.num_examples, one)
+        if self.mesh is not None:
+            placement = Placement(**self.mesh.shape)
+            # `make_plan` has checked the chains; where they do not divide, a mesh was given on purpose.
+            num_chains = math.lcm(self.layout.size, placement.chains)
+            placement.check(num_chains, self.sampler.dataset.num_examples, one)
         temperatures = self.layout.temperature_per_chain(starts)
         return init(self._placed[0], *self.put((starts, temperatures, self.layout.keys(key))))
 
@@ -234,9 +234,12 @@ def make_plan(
     test: Dataset | None = None,
     observe_examples: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
-    placement: Placement | None = None,
+    placement: Placement | Mesh | None = None,
 ) -> Plan:
-    """Check the arguments of `sample` before anything is compiled."""
+    """Check the arguments of `sample` before anything is compiled.
+
+    A mesh as the `placement` is taken as it is: chains or examples that do not divide are whole on every device.
+    """
     values = temperatures_for(sampler, temperatures)
     check_integer("num_chains", num_chains, minimum=1)
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
@@ -248,8 +251,10 @@ def make_plan(
         check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)
         observed = observed.head(observe_examples)
     layout = Layout(tuple(values), num_chains)
-    placement = Placement.automatic(layout.size) if placement is None else placement
-    placement.check(layout.size, sampler.dataset.num_examples)
+    if not isinstance(placement, Mesh):
+        placement = Placement.automatic(layout.size) if placement is None else placement
+        placement.check(layout.size, sampler.dataset.num_examples)
+        placement = placement.mesh()
     observer = Observer(sampler.potential, chunk_size)
     return Plan(sampler, layout, num_steps, record_every, observer, observed, test, placement)
 

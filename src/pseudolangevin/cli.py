@@ -44,6 +44,15 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Change one setting; the value is TOML. May be repeated.", show_default=False
     ),
 ]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Of process 0, where a run has several processes.", show_default=False),
+]
+NumProcesses = Annotated[int | None, typer.Option(help="How many processes the run has.", show_default=False)]
+ProcessId = Annotated[int | None, typer.Option(help="Which of them this is, from 0.", show_default=False)]
+Distributed = Annotated[
+    bool, typer.Option("--distributed", help="Several processes, as the environment of Slurm or Open MPI says.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -74,6 +83,10 @@ def sample(
         bool,
         typer.Option("--print-config", help="Print the effective configuration, every default included; run nothing."),
     ] = False,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    distributed: Distributed = False,
 ) -> int:
     """Run what a TOML file describes, into a run folder.
 
@@ -96,6 +109,7 @@ def sample(
     if print_config:
         print(config.to_toml(settings), end="")
         return DONE
+    _connect(coordinator, num_processes, process_id, distributed)
     return _report_outcome(runs.start(settings, out or _default_folder()))
 
 
@@ -107,6 +121,10 @@ def resume(
     run_dir: RunDir,
     steps: Annotated[int | None, typer.Option(help="Steps in all: extends a run.", show_default=False)] = None,
     overrides: Overrides = None,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    distributed: Distributed = False,
 ) -> int:
     """Continue a run: after Ctrl-C, a crash, a full disk, or to extend it.
 
@@ -114,6 +132,7 @@ def resume(
     """
     from . import runs
 
+    _connect(coordinator, num_processes, process_id, distributed)
     changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
     return _report_outcome(runs.resume(run_dir, changes))
 
@@ -184,6 +203,18 @@ def reproduce(
         return int(reproduce_result(name, scale, out) or DONE)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
+
+
+def _connect(coordinator: str | None, num_processes: int | None, process_id: int | None, distributed: bool) -> None:
+    """Join the other processes of the run, if it has any."""
+    from . import hosts
+    from .config import ConfigError
+
+    if distributed or (coordinator, num_processes, process_id) != (None, None, None):
+        try:
+            hosts.connect(coordinator, num_processes, process_id)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
 
 
 def _default_folder() -> Path:

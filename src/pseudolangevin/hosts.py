@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import PartitionSpec
 
 
 class OtherProcessError(RuntimeError):
@@ -63,9 +64,9 @@ def any_process(flag: bool) -> bool:
     return flag if jax.process_count() == 1 else bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
 
 
-def first_decides(flag: bool) -> bool:
+def first_decides(choice: int) -> int:
     """What the first process says."""
-    return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(flag))[0])
+    return choice if jax.process_count() == 1 else int(multihost_utils.process_allgather(np.asarray(choice))[0])
 
 
 @contextmanager
@@ -87,13 +88,25 @@ def together() -> Iterator[None]:
 
 
 def to_host(tree: Any) -> Any:
-    """The tree with every array whole in this process, one array at a time; those that are stay as they are."""
-    return jax.tree.map(_whole, tree)
+    """The tree with every array whole in every process; those that are stay as they are."""
+    return jax.tree.map(lambda leaf: _whole(leaf, keep=True), tree)
 
 
-def _whole(leaf: Any) -> Any:
+def to_first(tree: Any) -> Any:
+    """The tree with every array whole in the first process; the others get nothing out of it.
+
+    One array at a time, so that a device needs room for the largest one and not for all.
+    """
+    return jax.tree.map(lambda leaf: _whole(leaf, keep=is_first()), tree)
+
+
+def _whole(leaf: Any, *, keep: bool) -> Any:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_whole(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-    return multihost_utils.process_allgather(leaf, tiled=True)
+        data = _whole(jax.random.key_data(leaf), keep=True)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    everywhere = leaf.sharding.update(spec=PartitionSpec())  # type: ignore[attr-defined]
+    whole = jax.jit(lambda array: array, out_shardings=everywhere)(leaf)
+    jax.block_until_ready(whole)
+    return np.asarray(whole.addressable_data(0)) if keep else leaf

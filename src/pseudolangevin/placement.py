@@ -80,7 +80,7 @@ class Placement:
         valid = [p for p in _candidates() if p._trouble(num_chains, num_examples, weights) is None]
         nearest = min(valid, key=self._distance, default=None)
         remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
-        raise ValueError(f"placement {self}: {why}; {remedy}")
+        raise ValueError(f"placement.{self}: {why}; {remedy}")
 
     def _trouble(self, num_chains: int, num_examples: int, weights: Weights | None) -> str | None:
         available = jax.device_count()
