@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -222,6 +223,8 @@ def _default_folder() -> Path:
 
 
 def _report_outcome(outcome: Any) -> int:
+    if not outcome.written_here:
+        return INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
     for note in outcome.notes:
         _say("note", note, "yellow")
     if outcome.interrupted:
@@ -260,11 +263,38 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         except Exception as error:
             lines = _explain(error)
+            if _is_lone_failure(error):
+                _leave_the_others(error, lines)
             if lines is None:
                 raise
             for line in lines:
                 _say("error", line, "red")
             return BAD_INPUT
+
+
+def _is_lone_failure(error: Exception) -> bool:
+    """Whether this process of several failed by itself, so that the others wait for it."""
+    from .config import ConfigError
+    from .hosts import OtherProcessError, several
+    from .store.folder import RunFolderError
+
+    return not isinstance(error, ConfigError | OtherProcessError | RunFolderError) and several()
+
+
+def _leave_the_others(error: Exception, lines: list[str] | None) -> None:
+    """Say what happened, and end at once."""
+    from .hosts import leave
+
+    if lines is not None:
+        _say("error", lines[0], "red")
+        leave(BAD_INPUT)
+    if type(error).__name__ == "JaxRuntimeError":  # the runtime's own words differ from one network to the next
+        why = " ".join(str(error).split())[:120]
+        remedy = "what was recorded is safe; start all processes again with `pseudolangevin resume DIR`"
+        _say("interrupted", f"another process is gone ({why}); {remedy}", "yellow")
+        leave(INTERRUPTED)
+    traceback.print_exception(error)
+    leave(FAILED)
 
 
 @contextmanager
@@ -283,11 +313,12 @@ def _terminate_like_interrupt() -> Iterator[None]:
 def _explain(error: Exception) -> list[str] | None:
     """Lines for an error that is the input's and not the program's; None for others."""
     from .config import ConfigError
+    from .hosts import OtherProcessError
     from .store.folder import RunFolderError
 
     if isinstance(error, ConfigError):
         return error.lines
-    if isinstance(error, RunFolderError):
+    if isinstance(error, RunFolderError | OtherProcessError):
         return [str(error)]
     if hasattr(error, "format_message"):  # of the command line's own parser
         message = error.format_message()  # empty where the help was shown instead

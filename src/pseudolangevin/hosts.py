@@ -7,6 +7,8 @@ communicates.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,7 +74,7 @@ def first_decides(choice: int) -> int:
 @contextmanager
 def together() -> Iterator[None]:
     """A part of the program, without communication inside, after which all processes go on or none does."""
-    if jax.process_count() == 1:
+    if not several():
         yield
         return
     failure: Exception | None = None
@@ -85,6 +87,21 @@ def together() -> Iterator[None]:
         raise failure
     if failed.size:
         raise OtherProcessError(f"process {failed[0]} of {jax.process_count()} could not go on; its message says why")
+
+
+def several() -> bool:
+    """Whether the run has more than one process."""
+    return jax.process_count() > 1
+
+
+def leave(code: int) -> None:
+    """End this process at once, so that those that wait for it learn that it is gone.
+
+    An ordinary end would wait for them in turn.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def to_host(tree: Any) -> Any:

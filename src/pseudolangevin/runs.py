@@ -54,6 +54,11 @@ class Outcome:
     notes: tuple[str, ...]
     """What a person should know: a stale lock taken over, a damaged checkpoint passed by."""
 
+    @property
+    def written_here(self) -> bool:
+        """Whether this is the process that wrote it and speaks for all."""
+        return hosts.is_first()
+
 
 def start(
     settings: Settings, path: str | Path, *, command: Sequence[str] | None = None, progress: bool | None = None
@@ -66,9 +71,9 @@ def start(
         command: what to note as the command that started it; default: this process's own.
         progress: show a progress bar; default: when the output is a terminal.
     """
-    experiment = build(settings)
     folder = RunFolder(Path(path))
     with hosts.together():
+        experiment = build(settings)
         if hosts.is_first():
             RunFolder.fresh(folder.path)
     with _session(folder) as (_, stop_asked):

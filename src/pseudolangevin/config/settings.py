@@ -171,9 +171,7 @@ class PlacementSettings(Section):
     @model_validator(mode="after")
     def _not_both(self) -> PlacementSettings:
         if self.kind == "one_device" and self.is_split:
-            raise ValueError(
-                'kind = "one_device" and a number of ways contradict each other; use kind = "automatic", or leave it out'
-            )
+            raise ValueError('kind = "one_device" and a number of ways contradict each other; use kind = "automatic"')
         return self
 
     @property
