@@ -18,7 +18,7 @@ LEVELS = [
     {"data", "models", "masses", "integrator"},
     {"tasks", "potential", "gradients", "noise"},
     {"samplers", "observables"},
-    {"layout", "progress", "reports", "stopping", "placement", "chains"},
+    {"layout", "progress", "reports", "stopping", "placement", "hosts", "chains"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
     {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "cli"},
 ]

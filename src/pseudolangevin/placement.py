@@ -99,9 +99,10 @@ class Placement:
                 return f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}"
         return None
 
-    def _distance(self, other: Placement) -> tuple[float, int]:
+    def _distance(self, other: Placement) -> tuple[float, ...]:
         ratios = (math.log(getattr(self, axis) / getattr(other, axis)) for axis in AXES)
-        return sum(map(abs, ratios)), -other.num_devices
+        # Among equals: more devices, and what costs least.
+        return round(sum(map(abs, ratios)), 6), -other.num_devices, -other.chains, -other.data
 
     def __str__(self) -> str:
         """As in a configuration."""
