@@ -88,7 +88,7 @@ def main() -> None:
         warmup_refreshes=0,
     )
     hybrid = pl.hybrid_monte_carlo(potential, dataset, time_step=0.01, num_leapfrog_steps=5)
-    found = {}
+    found: dict = {}
     for split in sys.argv[2:]:
         placement = Placement(*map(int, split.split(",")))
         runs = {}
