@@ -14,13 +14,13 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "trees", "compensated", "checks"},
-    {"data", "models", "masses", "integrator"},
-    {"tasks", "potential", "gradients", "noise"},
+    {"types", "trees", "compensated", "checks", "idx"},
+    {"data", "models", "masses", "integrator", "kernels", "fashion"},
+    {"tasks", "potential", "fused", "gradients", "noise", "moments"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "hosts", "chains"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
-    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "cli"},
+    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

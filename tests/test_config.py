@@ -68,6 +68,11 @@ def test_overrides():
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
+@pytest.mark.parametrize(("num_steps", "records"), [(200_000, 80), (250_000, 100), (20_000, 80), (250, 125), (7, 7)])
+def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
+    assert config.parse(f"num_steps = {num_steps}").num_records == records
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -82,7 +87,7 @@ def test_overrides():
         ),
         ("sampler = 3", "sampler = 3: must be a table"),
         ("num_steps = true", "num_steps = True: must be an integer"),
-        ("num_steps = 250", "not a multiple of record_every = 200.*use num_steps = 400"),
+        ("num_steps = 250\nrecord_every = 200", "not a multiple of record_every = 200.*use num_steps = 400"),
         ("temperatures = [1e-5, -1.0]", r"temperatures = -1.0 is not positive; exp\(−U/T\) needs T > 0"),
         ("temperatures = [1e300]", "beyond single precision"),
         ("temperatures = [1e-5, 1e-5]", "repeats a value; use num_chains"),

@@ -116,7 +116,7 @@ def sample(
 
 @app.command(
     epilog="pseudolangevin resume runs/first\n\n"
-    "pseudolangevin resume runs/first --steps 40000   (extends a finished run)"
+    "pseudolangevin resume runs/first --steps 400000   (extends a finished run)"
 )
 def resume(
     run_dir: RunDir,
@@ -204,6 +204,48 @@ def reproduce(
         return int(reproduce_result(name, scale, out) or DONE)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
+
+
+@app.command(
+    epilog="pseudolangevin bench --json bench.json\n\npseudolangevin bench --sizes 11160 --chains 1 --seconds 60"
+)
+def bench(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything measured.", show_default=False)
+    ] = None,
+    sizes: Annotated[str, typer.Option(help="Numbers of weights, 201·L1 + 1110 each.")] = "11160,101610,1006110",
+    chains: Annotated[str, typer.Option(help="Numbers of chains.")] = "1,8,64",
+    samplers: Annotated[
+        str | None, typer.Option(help="Samplers of this package (default: all).", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time for all of it.")] = 600.0,
+    peers: Annotated[bool, typer.Option(help="Time BlackJAX, posteriors and eager PyTorch beside.")] = True,
+    scaling: Annotated[bool, typer.Option(help="Time a step at growing sizes.")] = True,
+    recording: Annotated[bool, typer.Option(help="Time what recording costs.")] = True,
+) -> int:
+    """Time every sampler on this machine, beside other libraries, until the time is up."""
+    from .bench.driver import SAMPLERS, Request, run
+
+    request = Request(
+        sizes=_integers("--sizes", sizes),
+        chains=_integers("--chains", chains),
+        samplers=samplers.split(",") if samplers is not None else SAMPLERS,
+        seconds=seconds,
+        peers=peers,
+        scaling=scaling,
+        recording=recording,
+    )
+    run(request, json_path=json_file)
+    return DONE
+
+
+def _integers(option: str, text: str) -> list[int]:
+    from .config import ConfigError
+
+    try:
+        return [int(part.replace("_", "")) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError([f"{option} {text}: give whole numbers with commas between, like 11160,101610"]) from None
 
 
 def _connect(coordinator: str | None, num_processes: int | None, process_id: int | None, distributed: bool) -> None:

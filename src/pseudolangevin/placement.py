@@ -118,11 +118,12 @@ def _candidates() -> Iterator[Placement]:
 
 
 def split_axis(shape: tuple[int, ...], ways: int) -> int | None:
-    """The longest axis of a tensor that divides into `ways`; None for a small tensor, or where none does."""
+    """The longest axis of a tensor that divides into `ways`, the last of equals (a layer's outputs); None for a small
+    tensor, or where none does."""
     if ways == 1 or math.prod(shape) < SMALL:
         return None
     dividing = [axis for axis, length in enumerate(shape) if length % ways == 0]
-    return max(dividing, key=lambda axis: shape[axis], default=None)
+    return max(dividing, key=lambda axis: (shape[axis], axis), default=None)
 
 
 def sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:

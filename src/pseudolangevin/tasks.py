@@ -1,12 +1,18 @@
-"""Data sets to study: the paper's noisy spin vectors."""
+"""Data sets to study: the paper's noisy spin vectors and projected FashionMNIST, and any other IDX images."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .checks import check_integer, check_interval
 from .data import Dataset
+from .fashion import read_fashion_mnist
+from .idx import IdxFiles, read_folder
 from .types import Array, Key
 
 
@@ -61,3 +67,99 @@ def _noisy_copies(key: Key, references: Array, num_examples: int, flip_probabili
     labels = jax.random.randint(label_key, (num_examples,), 0, references.shape[0])
     signs = _spins(flip_key, flip_probability, (num_examples, references.shape[1]))
     return Dataset(references[labels] * signs, labels)
+
+
+class Splits(NamedTuple):
+    """Images for training, for early stopping, and for the last word."""
+
+    train: Dataset
+    validation: Dataset | None
+    """None where no images were set aside."""
+    test: Dataset
+
+
+def fashion_mnist(
+    key: Key,
+    *,
+    folder: str | Path | None = None,
+    projected: bool = True,
+    dimension: int = 100,
+    num_validation: int = 10_000,
+    download: bool = False,
+) -> Splits:
+    """FashionMNIST as in the paper: 50 000 images to train on, 10 000 to validate, 10 000 to test, in ten classes.
+
+    Projected, an image x becomes the signs of `dimension` random sums of its pixels (eq:projectedFMNIST),
+
+        x̃_k = sign(Σ_ij x_ij·P_ijk),    P_ijk = ±1 with equal probability.
+
+    Pixels count as stored, 0 … 255, and are not centred; a sum that is exactly zero has the sign 0. The sums are exact
+    integers. Projected inputs are int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
+
+    Args:
+        key: random key of the projection.
+        folder: where the four IDX files are, plain or gzipped; default: where the Debian package
+            dataset-fashion-mnist puts them.
+        projected: whether the network sees random projections, as in the paper, or the pixels.
+        dimension: components of a projected image, d.
+        num_validation: how many of the 60 000 images, the last ones, are set aside for validation.
+        download: fetch files that are not there (into the folder, or the user's cache) and check them; needs pooch.
+
+    Example:
+        >>> train, validation, test = fashion_mnist(jax.random.key(0))  # doctest: +SKIP
+        >>> train.inputs.shape, train.inputs.dtype  # doctest: +SKIP
+        ((50000, 100), dtype('int8'))
+    """
+    files = read_fashion_mnist(folder, download=download)
+    return _splits(key, files, projected, dimension, num_validation)
+
+
+def idx(
+    key: Key,
+    *,
+    folder: str | Path,
+    projected: bool = False,
+    dimension: int = 100,
+    num_classes: int = 10,
+    num_validation: int = 0,
+) -> Splits:
+    """Images in IDX files (MNIST, KMNIST, your own), as `fashion_mnist` treats its own.
+
+    Args:
+        key: random key of the projection.
+        folder: holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
+            t10k-labels-idx1-ubyte, plain or gzipped (.gz).
+        projected: whether inputs are signs of random projections, or the pixels in [0, 1].
+        dimension: components of a projected image, d.
+        num_classes: labels are 0 … `num_classes` − 1.
+        num_validation: how many of the training images, the last ones, are set aside for validation.
+
+    Example:
+        >>> train, _, test = idx(jax.random.key(0), folder="mnist")  # doctest: +SKIP
+    """
+    check_integer("num_classes", num_classes, minimum=2, maximum=256, remedy="labels are bytes")
+    return _splits(key, read_folder(folder, num_classes=num_classes), projected, dimension, num_validation)
+
+
+def _splits(key: Key, files: IdxFiles, projected: bool, dimension: int, num_validation: int) -> Splits:
+    num_images = len(files.train_images)
+    check_integer(
+        "num_validation", num_validation, minimum=0, maximum=num_images - 1, remedy="leave images to train on"
+    )
+    check_integer("dimension", dimension, minimum=1)
+    pixels = [images.reshape(len(images), -1) for images in (files.train_images, files.test_images)]
+    if projected:
+        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), np.float32)
+        inputs = [_signs(images, projection) for images in pixels]
+    else:
+        inputs = [images.astype(np.float32) / np.float32(255) for images in pixels]
+    labels, test_labels = (labels.astype(np.int32) for labels in (files.train_labels, files.test_labels))
+    num_train = num_images - num_validation
+    held_out = Dataset(inputs[0][num_train:], labels[num_train:]) if num_validation else None
+    return Splits(Dataset(inputs[0][:num_train], labels[:num_train]), held_out, Dataset(inputs[1], test_labels))
+
+
+def _signs(images: np.ndarray, projection: np.ndarray) -> np.ndarray:
+    # Sums of up to 65 536 bytes are integers below 2²⁴, which float32 holds exactly in whatever order they are added.
+    exact = projection if images.shape[1] <= 2**16 else projection.astype(np.float64)
+    return np.sign(images.astype(exact.dtype) @ exact).astype(np.int8)

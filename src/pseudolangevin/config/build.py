@@ -29,6 +29,12 @@ from .errors import ConfigError
 from .settings import SAMPLERS, Files, FileStart, RandomStart, Settings
 
 POTENTIALS = {"classification": potential.classification, "regression": potential.regression}
+TASKS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "spin_vectors": tasks.spin_vectors,
+    "fashion_mnist": tasks.fashion_mnist,
+    "idx": tasks.idx,
+}
+"""What makes (training, …, test) sets from a key and the section's settings."""
 STATE_COPIES = 8
 """Copies of the weights that a chain needs at most: momenta, masses, variances, gradients and their temporaries."""
 
@@ -155,7 +161,8 @@ def _data(task: Any) -> tuple[Dataset, Dataset | None]:
         train = arrays.read_dataset(task.file, task.inputs, task.targets)
         assert train is not None
         return train, test
-    return tasks.spin_vectors(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
+    splits = TASKS[task.kind](jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
+    return splits[0], splits[-1]
 
 
 @contextmanager
@@ -176,7 +183,7 @@ def _check_memory(settings: Settings) -> None:
     num_weights = sum((a + 1) * b for a, b in pairwise(sizes))
     num_all = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
     needs = [("network.sizes, num_chains and temperatures", STATE_COPIES * 4 * num_weights * num_all)]
-    if not isinstance(settings.task, Files):
+    if settings.task.kind == "spin_vectors":
         task = settings.task
         examples = (task.num_train + task.num_test) * (5 * task.dimension + 4)
         needs.append(("task.num_train, num_test and dimension", examples + task.num_classes * task.dimension))

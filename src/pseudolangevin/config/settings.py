@@ -34,6 +34,10 @@ NOT_IN_FILES = ("potential", "dataset", "key", "validation", "validate_every", "
 """Arguments of samplers and tasks that come from elsewhere, or from Python alone."""
 WITHOUT_TEMPERATURE = ("adam",)
 DEFAULT_TEMPERATURES = [1e-5, 3e-5]
+DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 2_500, 80
+"""A record visits every example of the training and the test set, which takes as long as 100 steps or so; this far
+apart they cost less than 5 % of the run (`pseudolangevin bench` measures it). It is a multiple of the shortest refresh
+interval, so segments of one length do."""
 MAX_RECORDS = 10_000_000
 MAX_SEED = 2**32 - 1
 TAGS = {"task": ("kind", "spin_vectors"), "sampler": ("name", "pseudo_langevin"), "start": ("kind", "adam")}
@@ -55,6 +59,14 @@ SpinVectors: Any = from_signature(
     defaults={"num_train": 55_800, "num_test": 10_044},
     last={"seed": (Seed, Field(6, description="of the class vectors and the examples; 6 comes near the paper's data"))},
 )
+
+FashionMnist: Any = from_signature(
+    tasks.fashion_mnist,
+    tag=("kind", "fashion_mnist"),
+    skip=NOT_IN_FILES,
+    last=_seed("of the random projection"),
+)
+Idx: Any = from_signature(tasks.idx, tag=("kind", "idx"), skip=NOT_IN_FILES, last=_seed("of the random projection"))
 
 
 class Files(Section):
@@ -180,7 +192,7 @@ class PlacementSettings(Section):
         return (self.chains, self.data, self.weights) != (None, None, None)
 
 
-TaskSection: Any = SpinVectors | Files
+TaskSection: Any = SpinVectors | FashionMnist | Idx | Files
 StartSection: Any = RandomStart | AdamStart | FileStart
 SamplerSection: Any = Union[  # noqa: UP007 (built at run time, so that a new sampler is one more entry of SAMPLERS)
     tuple(from_signature(function, tag=("name", name), skip=NOT_IN_FILES) for name, function in SAMPLERS.items())
@@ -194,8 +206,12 @@ class Settings(Section):
         default=DEFAULT_TEMPERATURES, description="T of each group of chains, all different"
     )
     num_chains: Count = Field(default=2, description="independent chains at each temperature")
-    num_steps: Count = Field(default=20_000, description="steps of every chain")
-    record_every: Count = Field(default=200, description="steps between records; num_steps is a multiple of it")
+    num_steps: Count = Field(default=DEFAULT_RECORDS * DEFAULT_RECORD_EVERY, description="steps of every chain")
+    record_every: Count = Field(
+        default=DEFAULT_RECORD_EVERY,
+        description="steps between records; num_steps is a multiple of it. A record visits all examples, like P/S "
+        "steps. Unset: 2500, or 80 records of a shorter run",
+    )
     seed: Seed = Field(default=0, description="of the dynamics")
     task: Annotated[TaskSection, Field(discriminator="kind")] = Field(default=SpinVectors(), description="the data")
     network: Network = Field(default=Network(), description="the network")
@@ -210,7 +226,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Choose the default alternative of a section that does not say which, and the default temperatures."""
+        """Choose the default alternative of a section that does not say which, temperatures, and when to record."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
@@ -223,6 +239,10 @@ class Settings(Section):
         )
         if name in WITHOUT_TEMPERATURE:
             data.setdefault("temperatures", None)
+        steps = data.get("num_steps")
+        if isinstance(steps, int) and 1 <= steps < DEFAULT_RECORDS * DEFAULT_RECORD_EVERY:
+            at_most = max(1, steps // DEFAULT_RECORDS)
+            data.setdefault("record_every", next(n for n in range(at_most, 0, -1) if steps % n == 0))
         return data
 
     @field_validator("temperatures")

@@ -16,7 +16,7 @@ from .errors import ConfigError, explain, shorten
 from .settings import Settings
 
 PATH_KEYS = (
-    ("task", ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets")),
+    ("task", ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder")),
     ("start", ("file",)),
 )
 """Keys that name files: relative to the TOML file, absolute in the run folder."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-MODULES = {"noise": "noise", "thermodynamics": "thermodynamics", "prediction-vs-size": "prediction_vs_size"}
+MODULES = {
+    "noise": "noise",
+    "thermodynamics": "thermodynamics",
+    "prediction-vs-size": "prediction_vs_size",
+    "generalization": "generalization",
+    "fashion": "fashion",
+}
 SCALES = ("smoke", "paper")
 
 

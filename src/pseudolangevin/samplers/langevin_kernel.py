@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
-from .. import integrator, masses, noise, trees
+from .. import integrator, masses, moments, noise, trees
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
-from ..gradients import Oracle
+from ..gradients import DEFAULT_CHUNK_SIZE, Oracle
 from ..masses import Granularity
 from ..potential import Potential
 from ..types import Array, Key, Status, Weights
@@ -19,6 +19,10 @@ from .base import Kernel, Measurements, Stream, key_for
 
 RATIO_QUANTILES = (0.05, 0.5, 0.95)
 """The quantiles of 𝒯_i that are recorded."""
+
+
+VarianceSource: TypeAlias = Literal["auto", "examples", "minibatches"]
+VARIANCE_SOURCES = get_args(VarianceSource)
 
 
 class LangevinState(NamedTuple):
@@ -61,9 +65,12 @@ class NoiseControl:
     warmup_refreshes: int
     max_refresh_interval: int
     refresh_tolerance: float
+    variance_from: VarianceSource
+    variance_examples: int
     variance_block: int
     variance_max_batches: int
     variance_tolerance: float
+    batch_size: int
     mass_floor: float
     max_regularizer_frequency: float
     masses_per: Granularity
@@ -85,6 +92,9 @@ class NoiseControl:
         check_integer("refresh_every", self.refresh_every, minimum=1)
         check_integer("warmup_refreshes", self.warmup_refreshes, minimum=0, maximum=10)
         check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
+        if self.variance_from not in VARIANCE_SOURCES:
+            raise ValueError(f"variance_from = {self.variance_from!r}: choose one of {list(VARIANCE_SOURCES)}")
+        check_integer("variance_examples", self.variance_examples, minimum=2)
         check_integer("variance_block", self.variance_block, minimum=2)
         check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
         check_positive("variance_tolerance", self.variance_tolerance)
@@ -133,7 +143,7 @@ class LangevinKernel(Kernel):
             variance = masses.by_group(jnp.mean, measured, self.control.masses_per)
             if self.control.control_masses:
                 mass = self._nominal_masses(measured, weights, temperature, self.control)
-                status = jnp.where(jnp.max(trees.ravel(variance)) == 0, Status.NO_NOISE, status)
+                status = jnp.where(trees.largest(variance) == 0, Status.NO_NOISE, status)
         ratios = masses.temperature_ratios(variance, mass, temperature, **self._dynamics)
         return LangevinState(
             weights=weights,
@@ -147,7 +157,7 @@ class LangevinKernel(Kernel):
             last_refresh=jnp.zeros((), jnp.int32),
             next_refresh=jnp.asarray(self.refresh_every or 0, jnp.int32),
             refresh_multiple=jnp.ones((), jnp.int32),
-            peak_ratio=jnp.max(trees.ravel(ratios)),
+            peak_ratio=trees.largest(ratios),
             stale_heat=jnp.zeros_like(trees.by_layer(trees.mean, weights)),
             raised_share=jnp.zeros(()),
             num_refreshes=jnp.zeros((), jnp.int32),
@@ -186,7 +196,7 @@ class LangevinKernel(Kernel):
         state = state._replace(stale_heat=jnp.where(warming_up, 0.0, stale_heat))
         answered = self._guarded(measured, control) if control.control_masses else state.gradient_variance
         ratios = masses.temperature_ratios(answered, state.masses, state.temperature, **self._dynamics)
-        state = state._replace(peak_ratio=jnp.max(trees.ravel(ratios)))
+        state = state._replace(peak_ratio=trees.largest(ratios))
         if not control.control_masses:
             return state
 
@@ -204,7 +214,7 @@ class LangevinKernel(Kernel):
         return state._replace(
             masses=mass,
             half_step_momentum=momentum,
-            raised_share=jnp.where(reset, 0.0, jnp.mean(trees.ravel(excess) > 1)),
+            raised_share=jnp.where(reset, 0.0, trees.mean(jax.tree.map(lambda x: x > 1, excess))),
             num_resets=state.num_resets + reset,
         )
 
@@ -217,8 +227,8 @@ class LangevinKernel(Kernel):
         ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self._dynamics)
         per_weight = jax.tree.map(lambda v, w: jnp.broadcast_to(v, w.shape), state.gradient_variance, state.weights)
         return measurements | {
-            "temperature_ratio": jnp.quantile(trees.ravel(ratios), jnp.asarray(RATIO_QUANTILES)),
-            "max_temperature_ratio": jnp.max(trees.ravel(ratios)),
+            "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
+            "max_temperature_ratio": trees.largest(ratios),
             "peak_temperature_ratio": state.peak_ratio,
             "stale_heat": state.stale_heat,
             "gradient_variance": trees.by_layer(trees.mean, per_weight),
@@ -228,6 +238,16 @@ class LangevinKernel(Kernel):
         }
 
     def _measure_variance(self, key: Key, weights: Weights, dataset: Dataset, control: NoiseControl) -> Weights:
+        if control.variance_from == "examples" or (control.variance_from == "auto" and self.potential.layered):
+            return moments.variance(
+                self.potential,
+                key,
+                weights,
+                dataset,
+                batch_size=control.batch_size,
+                num_examples=control.variance_examples,
+                chunk_size=DEFAULT_CHUNK_SIZE,
+            )
         return noise.from_minibatches(
             self.oracle,
             key,

@@ -1,0 +1,116 @@
+"""What recording costs: the default run as `pseudolangevin sample` makes it, against the same steps without records.
+
+Both go through the same trajectory, record by record in turns, so that a busy machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from .. import chains
+from ..chains import Plan, Record
+from ..config import Settings
+from ..config.build import build
+from ..reports import DeadClassWarning
+from ..store.folder import RunFolder
+from ..store.writer import RunWriter
+from .clock import Deadline
+
+NEVER = 2**30
+"""A `record_every` beyond any run."""
+
+
+def measure(deadline: Deadline, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Shares of the run's time at the default settings, or with `changes` to them (for tests)."""
+    settings = Settings.model_validate({"start": {"kind": "random"}} | (changes or {}))
+    experiment = build(settings)
+    plan = experiment.plan
+    weights = experiment.starting_weights()
+    with tempfile.TemporaryDirectory() as parent, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeadClassWarning)
+        return _compare(settings, plan, weights, RunFolder.fresh(Path(parent) / "run"), deadline)
+
+
+def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, deadline: Deadline) -> dict[str, Any]:
+    states = plan.init(weights, 0)
+    at = RunWriter.create(folder, plan, states, settings.recording)
+    writer = RunWriter(folder, plan, states, settings.recording, at, written=0)
+    recorded = plan.run(states, progress=True)
+    bare = _bare(plan, plan.init(weights, 0))
+    times: dict[str, list[float]] = {"recorded": [], "bare": [], "write": []}
+    last: Record | None = None
+    for _ in range(plan.num_steps // plan.record_every):
+        began = time.perf_counter()
+        last = next(recorded)
+        measured = time.perf_counter()
+        writer.add(last)
+        ended = time.perf_counter()
+        jax.block_until_ready(next(bare).states)
+        done = time.perf_counter()
+        for name, seconds in zip(times, (ended - began, done - ended, ended - measured), strict=True):
+            times[name].append(seconds)
+        if len(times["bare"]) > 1 and deadline.left < 3 * (done - began):
+            break
+    assert last is not None
+    began = time.perf_counter()
+    writer.checkpoint(last)
+    checkpoint = time.perf_counter() - began
+    observe = _observe_seconds(plan, last.states)
+    recorded.close()  # type: ignore[attr-defined]
+    # The first record of each kind waits for the compiler.
+    counted = {name: sum(values[1:]) for name, values in times.items()}
+    if len(times["bare"]) < 2:
+        return {"skipped": f"{len(times['bare'])} records fit into the time; two are needed"}
+    num_records = len(times["bare"]) - 1
+    step = counted["bare"] / num_records / plan.record_every
+    between = max(settings.recording.checkpoint_seconds, checkpoint / 0.01)
+    return {
+        "settings": {
+            "num_chains": plan.layout.size,
+            "num_steps": plan.num_steps,
+            "record_every": plan.record_every,
+            "num_examples_measured": plan.observed.num_examples + (plan.test.num_examples if plan.test else 0),
+        },
+        "num_records": num_records,
+        "seconds_per_step": step,
+        "observe_seconds_per_record": observe,
+        "write_seconds_per_record": counted["write"] / num_records,
+        "checkpoint_seconds": checkpoint,
+        "observe_share": observe / (plan.record_every * step),
+        "write_share": counted["write"] / counted["bare"],
+        "checkpoint_share": checkpoint / between,
+        "share": counted["recorded"] / counted["bare"] - 1 + checkpoint / between,
+    }
+
+
+def _bare(plan: Plan, states: Any) -> Iterator[Record]:
+    """The run without records, cut where there would be one."""
+    return chains.run(
+        plan.sampler,
+        plan.observer,
+        states,
+        plan.observed,
+        plan.test,
+        stop=plan.num_steps,
+        record_every=NEVER,
+        segment=plan.record_every,
+    )
+
+
+def _observe_seconds(plan: Plan, states: Any) -> float:
+    """One record's observables, on the host."""
+    kernel = plan.sampler.kernel
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        record = chains._observe(kernel, plan.observer, states, plan.observed, plan.test)
+        chains.observables.to_host(record, 0.0)
+        times.append(time.perf_counter() - began)
+    return sorted(times)[1]

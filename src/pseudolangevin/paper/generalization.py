@@ -1,0 +1,236 @@
+"""Fig. 5 and A.5: test error, loss and gradient variance against temperature, and sampling beside Adam.
+
+The phases run one after another, each within its share of one budget of seconds: at a million weights a chain fills the
+device, so that chains side by side gain nothing. The low temperature is visited twice: from random weights, where it
+passes the best test error and goes on to overfit as Adam does, and from Adam's overfitted end, which lies on the other
+side of the transition.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from .. import trees
+from ..data import Dataset
+from ..diagnostics.averages import Average, average
+from ..gradients import exact_mean
+from ..potential import Potential
+from ..samplers.adam import adam
+from ..samplers.base import Sampler
+from ..samplers.langevin import pseudo_langevin
+from ..types import Array, Weights
+from .generalization_view import ADAM, RANDOM, Outcome, Phase, draw, rows_of
+from .results import Reproduction
+from .spins import SpinTask, living_starts, spin_task
+from .starts import lively_starts
+from .timed import Budget, TimedRun, sample_for
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Numbers of one scale."""
+
+    hidden_units: int
+    batch_size: int
+    phases: tuple[Phase, ...]
+    total_seconds: float
+    """Of everything, compilation included."""
+    record_every: int
+    refresh_every: int
+    warmup_refreshes: int
+    """k; a multiple of `refresh_every`/2ᵏ is recorded, so that all segments are of one length and compile once."""
+    variance_max_batches: int
+    learning_rate: float
+    adam_record_every: int
+    observe_examples: int
+    test_examples: int
+    """Of the test set, along the run; the last weights are tested on all of it."""
+    chunk_size: int
+    temperature_ratio: float = 0.01
+    cheap_starts: bool = True
+    """Whether the start is chosen before any training."""
+    seed: int = 0
+
+
+SETTINGS = {
+    "paper": Settings(
+        hidden_units=5_000,
+        batch_size=50_305,
+        phases=(
+            Phase("3e-7 from random weights", 3e-7, RANDOM, 20_000, 32),
+            Phase("1e-6", 1e-6, "3e-7 from random weights", 6_000, 10),
+            Phase("1e-5", 1e-5, "1e-6", 3_000, 5),
+            Phase("1e-4", 1e-4, "1e-5", 5_000, 8),
+            Phase("2e-7", 2e-7, "3e-7 from random weights", 32_000, 50),
+            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 80),
+            Phase(ADAM, None, RANDOM, 2_000_000, 55),
+            Phase("1e-7 from Adam", 1e-7, ADAM, 40_000, 30),
+        ),
+        total_seconds=330,
+        record_every=500,
+        refresh_every=3_200,
+        warmup_refreshes=6,
+        variance_max_batches=200,
+        learning_rate=1e-5,
+        adam_record_every=5_000,
+        observe_examples=150_000,
+        test_examples=200_000,
+        chunk_size=25_000,
+    ),
+    "smoke": Settings(
+        hidden_units=50,
+        batch_size=558,
+        phases=(
+            Phase("3e-5 from random weights", 3e-5, RANDOM, 6_000, 30),
+            Phase("1e-4", 1e-4, "3e-5 from random weights", 3_000, 12),
+            Phase("3e-4", 3e-4, "1e-4", 3_000, 12),
+            Phase(ADAM, None, RANDOM, 20_000, 20),
+            Phase("1e-6 from Adam", 1e-6, ADAM, 3_000, 12),
+        ),
+        total_seconds=300,
+        record_every=100,
+        refresh_every=1_600,
+        warmup_refreshes=5,
+        variance_max_batches=200,
+        learning_rate=1e-3,
+        adam_record_every=500,
+        observe_examples=10_000,
+        test_examples=10_044,
+        chunk_size=4_096,
+        cheap_starts=False,
+    ),
+}
+
+
+def reproduce(scale: str, out: Path) -> Reproduction:
+    """Run the phases, writing what there is after each."""
+    settings = SETTINGS[scale]
+    started = time.perf_counter()
+    budget = Budget(0.96 * settings.total_seconds, {p.name: p.share for p in settings.phases})
+    task = spin_task(settings.hidden_units)
+    random = (
+        lively_starts(task.network, task.train, 1, seed=settings.seed)
+        if settings.cheap_starts
+        else living_starts(task, 1, seed=settings.seed)
+    )
+    sampler = pseudo_langevin(
+        task.potential,
+        task.train,
+        batch_size=settings.batch_size,
+        temperature_ratio=settings.temperature_ratio,
+        refresh_every=settings.refresh_every,
+        warmup_refreshes=settings.warmup_refreshes,
+        variance_max_batches=settings.variance_max_batches,
+    )
+    trainer = _trainer(task, settings)
+    ends: dict[str, Weights] = {RANDOM: random}
+    outcomes: list[Outcome] = []
+    for index, phase in enumerate(settings.phases):
+        chosen = trainer if phase.temperature is None else sampler
+        run = _run(phase, chosen, ends[phase.start], task, settings, budget.take(phase.name), settings.seed + index)
+        ends[phase.name] = run.weights
+        outcomes.append(_outcome(phase, run, task, settings))
+        recorded = asdict(settings) | {
+            "num_weights": task.num_weights,
+            "num_examples": task.train.num_examples,
+            "phases_left": [p.name for p in settings.phases[index + 1 :]],
+            "measured": {o.phase.name: o.record for o in outcomes},
+        }
+        rows, figure = rows_of(outcomes, scale), draw(outcomes, scale)
+        seconds = time.perf_counter() - started
+        reproduction = Reproduction("generalization", scale, rows, figure, recorded, settings.seed, seconds)
+        reproduction.write(out)  # whatever comes, this much is there
+    return reproduction
+
+
+def _trainer(task: SpinTask, settings: Settings) -> Sampler:
+    """Adam on the first 0.82·P examples; the others, or as many as the test uses, are its validation set."""
+    num_training = round(0.82 * task.train.num_examples)
+    held_out = jax.tree.map(lambda a: a[num_training : num_training + settings.test_examples], task.train)
+    return adam(
+        task.potential,
+        task.train.head(num_training),
+        learning_rate=settings.learning_rate,
+        validation=held_out,
+        validate_every=settings.adam_record_every,
+    )
+
+
+def _run(
+    phase: Phase, sampler: Sampler, start: Weights, task: SpinTask, settings: Settings, seconds: float, key: int
+) -> TimedRun:
+    return sample_for(
+        seconds,
+        sampler,
+        start,
+        temperatures=None if phase.temperature is None else [phase.temperature],
+        num_chains=1,
+        record_every=settings.adam_record_every if phase.temperature is None else settings.record_every,
+        max_steps=phase.max_steps,
+        key=key,
+        test=task.test.head(min(settings.test_examples, task.test.num_examples)),
+        observe_examples=settings.observe_examples,
+        chunk_size=settings.chunk_size,
+        label=f"T = {phase.name}" if phase.temperature else phase.name,
+    )
+
+
+def _outcome(phase: Phase, run: TimedRun, task: SpinTask, settings: Settings) -> Outcome:
+    trace = run.trace.isel(temperature=0, chain=0)
+    steps, test_errors = trace["step"].values, trace["test_error"].values
+    whole = float(
+        share_misclassified(
+            task.potential, jax.tree.map(lambda w: w[0, 0], run.weights), task.test, settings.chunk_size
+        )
+    )
+    record: dict[str, Any] = {
+        "steps_done": run.num_steps,
+        "seconds_used": round(run.seconds, 1),
+        "seconds_per_record": round(float(np.median(np.diff(run.times))), 4) if len(run.times) > 1 else None,
+        "last_test_error_on_the_whole_test_set": whole,
+        "dead_classes": int(trace["dead_class"].values[-1].sum()),
+        "steps": steps.tolist(),
+        "test_error": [round(float(e), 5) for e in test_errors],
+        "loss": [round(float(e), 5) for e in trace["loss"].values],
+    }
+    if phase.temperature is None:
+        best_step = int(trace["best_step"].values[-1])
+        # Step 0 is the start itself, which has no record.
+        best = float(test_errors[np.flatnonzero(steps == best_step)[0]]) if best_step in steps else float("nan")
+        return Outcome(phase, steps, test_errors, {}, best_test_error=best, record=record | {"best_step": best_step})
+    averages = {n: average(trace[n].values, burn_in=0.5) for n in ("loss", "squared_norm", "error", "test_error")}
+    # The last weights tell how the part of the test set that was measured differs from all of it.
+    part = averages["test_error"]
+    averages["test_error"] = part._replace(mean=part.mean + whole - float(test_errors[-1]))
+    averages["gradient_variance"] = _variance(first_two_layers(trace, run.weights))
+    layers = tuple(_variance(values) for values in trace["gradient_variance"].values.T)
+    virial = average(trace["virial_temperature"].values, burn_in=0.5).mean / phase.temperature
+    record |= {name: value.mean for name, value in averages.items()}
+    record |= {"layer_gradient_variances": [v.mean for v in layers], "virial_over_temperature": virial}
+    return Outcome(phase, steps, test_errors, averages, layers, record=record)
+
+
+def _variance(values: np.ndarray) -> Average:
+    """Mean of the second half; 𝒱 stays as it is between refreshes, so that its records know no error."""
+    return average(values, burn_in=0.5)._replace(standard_error=float("nan"), effective_samples=float("nan"))
+
+
+def first_two_layers(trace: xr.Dataset, weights: Weights) -> np.ndarray:
+    """Mean 𝒱 over the weights of the first two layers, 99.4 % of all at the largest size, at every record."""
+    sizes = np.array([trees.num_weights(layer) for layer in trees.layers(weights).values()][:2], float)
+    return trace["gradient_variance"].values[:, :2] @ sizes / sizes.sum()
+
+
+@partial(jax.jit, static_argnames=("potential", "chunk_size"))
+def share_misclassified(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int) -> Array:
+    """The share of misclassified examples."""
+    assert potential.per_example_error is not None
+    return exact_mean(potential.per_example_error, weights, dataset, chunk_size).high
