@@ -22,12 +22,9 @@ from pseudolangevin.predictions import ClassPredictions
 
 
 def load(folder: Path | None, num_examples: int | None) -> tuple[pl.Dataset, pl.Dataset]:
-    """Projected FashionMNIST where its loader and its files are found, else spin vectors."""
-    loader = getattr(pl.tasks, "fashion_mnist", None)
+    """Projected FashionMNIST where its files are found, else spin vectors."""
     try:
-        if loader is None:
-            raise FileNotFoundError("this version has no loader for FashionMNIST")
-        train, test = loader(jax.random.key(0), folder=folder)[:2]
+        train, _, test = pl.tasks.fashion_mnist(jax.random.key(0), folder=folder)
     except (OSError, ValueError) as error:
         print(f"no FashionMNIST ({error}); noisy spin vectors instead")
         train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=20_000, num_test=5_000, flip_probability=0.38)

@@ -10,7 +10,6 @@ Without the files, images made up of random bars stand in for them, and the prog
 from __future__ import annotations
 
 import argparse
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +61,11 @@ class ConvNet(nnx.Module):
 
 def fashion(folder: Path, size: Size) -> tuple[pl.Dataset, pl.Dataset]:
     """Training and test images (S, side, side, 1), averaged over squares, of mean 0 and variance 1."""
-    if (folder / "train-images-idx3-ubyte.gz").exists() or (folder / "train-images-idx3-ubyte").exists():
-        pairs = [
-            (read_idx(folder, f"{s}-images-idx3-ubyte"), read_idx(folder, f"{s}-labels-idx1-ubyte")) for s in SPLITS
-        ]
-    else:
-        print(f"{folder} has no train-images-idx3-ubyte: bars stand in for FashionMNIST; see --data")
+    try:
+        train, _, test = pl.tasks.fashion_mnist(jax.random.key(0), folder=folder, projected=False, num_validation=1)
+        pairs = [(np.asarray(s.inputs).reshape(-1, 28, 28), np.asarray(s.targets)) for s in (train, test)]
+    except ValueError as error:
+        print(f"bars stand in for FashionMNIST: {error}")
         pairs = [bars(np.random.default_rng(seed), num) for seed, num in enumerate((size.num_train, size.num_test))]
     shift, scale = pairs[0][0].mean(), pairs[0][0].std()
     sets = []
@@ -76,18 +74,6 @@ def fashion(folder: Path, size: Size) -> tuple[pl.Dataset, pl.Dataset]:
         squares = images[:num].reshape(-1, side, size.pooling, side, size.pooling).mean(axis=(2, 4), dtype=np.float32)
         sets.append(pl.Dataset((squares[..., None] - shift) / scale, labels[:num].astype(np.int32)))
     return sets[0], sets[1]
-
-
-SPLITS = ("train", "t10k")
-
-
-def read_idx(folder: Path, name: str) -> np.ndarray:
-    """An array of bytes from an IDX file."""
-    zipped = folder / f"{name}.gz"
-    data = gzip.decompress(zipped.read_bytes()) if zipped.exists() else (folder / name).read_bytes()
-    num_axes = data[3]
-    shape = np.frombuffer(data, ">u4", num_axes, offset=4)
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * num_axes).reshape(shape)
 
 
 def bars(rng: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ LEVELS = [
     {"data", "models", "masses", "integrator", "kernels", "fashion"},
     {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments"},
     {"samplers", "observables"},
-    {"layout", "progress", "reports", "stopping", "placement", "chains"},
+    {"layout", "progress", "reports", "stopping", "placement", "hosts", "chains"},
     {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fitting"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},
     {"estimates", "figures", "temperature_figure", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.sharding import Mesh
 
-from . import observables, trees
+from . import hosts, observables, trees
 from .checks import check_integer
 from .data import Dataset
 from .gradients import DEFAULT_CHUNK_SIZE
 from .layout import Layout, temperatures_for
 from .observables import Observer
+from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .progress import progress_bar
 from .reports import Reporter
 from .samplers import base
@@ -68,6 +70,7 @@ def sample(
     observe_examples: int | None = None,
     keep_weights_every: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
+    placement: Placement | None = None,
     progress: bool | None = None,
 ) -> Result:
     """Run a sampler and record observables.
@@ -85,6 +88,8 @@ def sample(
         observe_examples: measure on the first so many training examples only; default: on all.
         keep_weights_every: keep the weights of every so many-th record in `result.samples`.
         chunk_size: examples held at once per chain when measuring; bounds memory, not the result.
+        placement: how many ways chains, data and weights are split over devices; default: chains over all devices, or
+            over as many as divide them.
         progress: show a progress bar; default: when the output is a terminal.
 
     Returns:
@@ -99,6 +104,7 @@ def sample(
         test=test,
         observe_examples=observe_examples,
         chunk_size=chunk_size,
+        placement=placement,
     )
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
@@ -111,7 +117,7 @@ def sample(
             continue
         records.append(record.observables)
         if keep_weights_every is not None and len(records) % keep_weights_every == 0:
-            kept.append(jax.tree.map(np.asarray, states.weights))
+            kept.append(jax.tree.map(np.asarray, hosts.to_host(states.weights)))
     layout = plan.layout
     stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
     one = jax.tree.map(lambda w: w[0], states.weights)
@@ -131,6 +137,20 @@ class Plan:
     observer: Observer
     observed: Dataset
     test: Dataset | None
+    mesh: Mesh | None = None
+    """The devices; None for a single one."""
+
+    @cached_property
+    def _placed(self) -> tuple[Sampler, Dataset, Dataset | None]:
+        """The sampler, what is measured on, and the test set, with the data where they are used."""
+        train = put_dataset(self.sampler.dataset, self.mesh)
+        observed = train if self.observed is self.sampler.dataset else put_dataset(self.observed, self.mesh)
+        test = None if self.test is None else put_dataset(self.test, self.mesh)
+        return replace(self.sampler, dataset=train), observed, test
+
+    def put(self, states: Any) -> Any:
+        """States, from a file or another placement, to where this one wants them."""
+        return put_chains(states, self.mesh)
 
     def init(self, weights: Weights, key: Key | int) -> Any:
         """States of all chains at step 0; `weights` and `key` as for `sample`."""
@@ -139,7 +159,13 @@ class Plan:
         if self.test is not None:
             self.sampler.potential.check(one, self.test)
         self.sampler.kernel.check(one)
-        return init(self.sampler, starts, self.layout.temperature_per_chain(starts), self.layout.keys(key))
+        if self.mesh is not None:
+            placement = Placement(**self.mesh.shape)
+            # `make_plan` has checked the chains; where they do not divide, a mesh was given on purpose.
+            num_chains = math.lcm(self.layout.size, placement.chains)
+            placement.check(num_chains, self.sampler.dataset.num_examples, one)
+        temperatures = self.layout.temperature_per_chain(starts)
+        return init(self._placed[0], *self.put((starts, temperatures, self.layout.keys(key))))
 
     def abstract_states(self, weights: Weights) -> Any:
         """Shapes and types of the states of chains whose weights have the shapes of `weights`."""
@@ -170,16 +196,17 @@ class Plan:
 
         It ends early when no chain is left running. With `segment`, the chains are handed out at its multiples, too.
         """
-        if start > 0 and bool(np.all(np.asarray(states.status) != Status.RUNNING)):
+        if start > 0 and bool(np.all(np.asarray(hosts.to_host(states.status)) != Status.RUNNING)):
             return  # nothing is left to continue; a new run goes on to its first record, which says why
         reporter = Reporter(self.layout)
+        sampler, observed, test = self._placed
         with progress_bar(self.num_steps, self.layout.size, show=progress, start=start) as bar:
             for record in run(
-                self.sampler,
+                sampler,
                 self.observer,
                 states,
-                self.observed,
-                self.test,
+                observed,
+                test,
                 start=start,
                 stop=self.num_steps,
                 record_every=self.record_every,
@@ -207,8 +234,12 @@ def make_plan(
     test: Dataset | None = None,
     observe_examples: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
+    placement: Placement | Mesh | None = None,
 ) -> Plan:
-    """Check the arguments of `sample` before anything is compiled."""
+    """Check the arguments of `sample` before anything is compiled.
+
+    A mesh as the `placement` is taken as it is: chains or examples that do not divide are whole on every device.
+    """
     values = temperatures_for(sampler, temperatures)
     check_integer("num_chains", num_chains, minimum=1)
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
@@ -220,7 +251,12 @@ def make_plan(
         check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)
         observed = observed.head(observe_examples)
     layout = Layout(tuple(values), num_chains)
-    return Plan(sampler, layout, num_steps, record_every, Observer(sampler.potential, chunk_size), observed, test)
+    if not isinstance(placement, Mesh):
+        placement = Placement.automatic(layout.size) if placement is None else placement
+        placement.check(layout.size, sampler.dataset.num_examples)
+        placement = placement.mesh()
+    observer = Observer(sampler.potential, chunk_size)
+    return Plan(sampler, layout, num_steps, record_every, observer, observed, test, placement)
 
 
 @dataclass(frozen=True)
@@ -258,7 +294,7 @@ def run(
             kernel.refresh_every is not None
             and step > 0
             and step % kernel.refresh_every == 0
-            and _any_due(kernel, states)
+            and _any_due(kernel, states, sampler.dataset.mesh)
         ):
             states = _refresh(kernel, states, sampler.dataset)
         length = min(_to_next_multiple(step, record_every), stop - step)
@@ -286,28 +322,33 @@ def init(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> A
 
 @partial(jax.jit, static_argnames="kernel")
 def _init(kernel: Kernel, starts: Weights, temperatures: Array, keys: Key, dataset: Dataset) -> Any:
-    return jax.vmap(kernel.init, in_axes=(0, 0, 0, None))(keys, starts, temperatures, dataset)
+    states = jax.vmap(kernel.init, in_axes=(0, 0, 0, None))(keys, starts, temperatures, dataset)
+    return keep_in_place(states, dataset.mesh)
 
 
 @partial(jax.jit, static_argnames=("kernel", "num_steps"), donate_argnames="states")
 def _advance(kernel: Kernel, states: Any, dataset: Dataset, num_steps: int) -> Any:
-    return jax.vmap(lambda state: base.advance(kernel, state, dataset, num_steps))(states)
+    moved = jax.vmap(lambda state: base.advance(kernel, state, dataset, num_steps))(states)
+    return keep_in_place(moved, dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="kernel", donate_argnames="states")
 def _refresh(kernel: Kernel, states: Any, dataset: Dataset) -> Any:
-    return jax.vmap(lambda state: base.refresh(kernel, state, dataset))(states)
+    refreshed = jax.vmap(lambda state: base.refresh(kernel, state, dataset))(states)
+    return keep_in_place(refreshed, dataset.mesh)
 
 
 @partial(jax.jit, static_argnames=("kernel", "observer"))
 def _observe(kernel: Kernel, observer: Observer, states: Any, train: Dataset, test: Dataset | None) -> dict[str, Array]:
-    return jax.vmap(lambda state: observer.observe(kernel, state, train, test))(states)
+    record = jax.vmap(lambda state: observer.observe(kernel, state, train, test))(states)
+    return keep_everywhere(record, train.mesh)
 
 
-@partial(jax.jit, static_argnames="kernel")
-def _due(kernel: Kernel, states: Any) -> Array:
-    return jnp.any(jax.vmap(kernel.due)(states) & (states.status == Status.RUNNING))
+@partial(jax.jit, static_argnames=("kernel", "mesh"))
+def _due(kernel: Kernel, states: Any, mesh: Mesh | None) -> Array:
+    due = jnp.any(jax.vmap(kernel.due)(states) & (states.status == Status.RUNNING))
+    return keep_everywhere(due, mesh)
 
 
-def _any_due(kernel: Kernel, states: Any) -> bool:
-    return bool(_due(kernel, states))
+def _any_due(kernel: Kernel, states: Any, mesh: Mesh | None) -> bool:
+    return bool(_due(kernel, states, mesh))

@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,15 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Change one setting; the value is TOML. May be repeated.", show_default=False
     ),
 ]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Of process 0, where a run has several processes.", show_default=False),
+]
+NumProcesses = Annotated[int | None, typer.Option(help="How many processes the run has.", show_default=False)]
+ProcessId = Annotated[int | None, typer.Option(help="Which of them this is, from 0.", show_default=False)]
+Distributed = Annotated[
+    bool, typer.Option("--distributed", help="Several processes, as the environment of Slurm or Open MPI says.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -74,6 +84,10 @@ def sample(
         bool,
         typer.Option("--print-config", help="Print the effective configuration, every default included; run nothing."),
     ] = False,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    distributed: Distributed = False,
 ) -> int:
     """Run what a TOML file describes, into a run folder.
 
@@ -96,6 +110,7 @@ def sample(
     if print_config:
         print(config.to_toml(settings), end="")
         return DONE
+    _connect(coordinator, num_processes, process_id, distributed)
     return _report_outcome(runs.start(settings, out or _default_folder()))
 
 
@@ -107,6 +122,10 @@ def resume(
     run_dir: RunDir,
     steps: Annotated[int | None, typer.Option(help="Steps in all: extends a run.", show_default=False)] = None,
     overrides: Overrides = None,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    distributed: Distributed = False,
 ) -> int:
     """Continue a run: after Ctrl-C, a crash, a full disk, or to extend it.
 
@@ -114,6 +133,7 @@ def resume(
     """
     from . import runs
 
+    _connect(coordinator, num_processes, process_id, distributed)
     changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
     return _report_outcome(runs.resume(run_dir, changes))
 
@@ -293,11 +313,25 @@ def _integers(option: str, text: str) -> list[int]:
         raise ConfigError([f"{option} {text}: give whole numbers with commas between, like 11160,101610"]) from None
 
 
+def _connect(coordinator: str | None, num_processes: int | None, process_id: int | None, distributed: bool) -> None:
+    """Join the other processes of the run, if it has any."""
+    from . import hosts
+    from .config import ConfigError
+
+    if distributed or (coordinator, num_processes, process_id) != (None, None, None):
+        try:
+            hosts.connect(coordinator, num_processes, process_id)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
+
+
 def _default_folder() -> Path:
     return Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 def _report_outcome(outcome: Any) -> int:
+    if not outcome.written_here:
+        return INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
     for note in outcome.notes:
         _say("note", note, "yellow")
     if outcome.interrupted:
@@ -336,11 +370,38 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         except Exception as error:
             lines = _explain(error)
+            if _is_lone_failure(error):
+                _leave_the_others(error, lines)
             if lines is None:
                 raise
             for line in lines:
                 _say("error", line, "red")
             return BAD_INPUT
+
+
+def _is_lone_failure(error: Exception) -> bool:
+    """Whether this process of several failed by itself, so that the others wait for it."""
+    from .config import ConfigError
+    from .hosts import OtherProcessError, several
+    from .store.folder import RunFolderError
+
+    return not isinstance(error, ConfigError | OtherProcessError | RunFolderError) and several()
+
+
+def _leave_the_others(error: Exception, lines: list[str] | None) -> None:
+    """Say what happened, and end at once."""
+    from .hosts import leave
+
+    if lines is not None:
+        _say("error", lines[0], "red")
+        leave(BAD_INPUT)
+    if type(error).__name__ == "JaxRuntimeError":  # the runtime's own words differ from one network to the next
+        why = " ".join(str(error).split())[:120]
+        remedy = "what was recorded is safe; start all processes again with `pseudolangevin resume DIR`"
+        _say("interrupted", f"another process is gone ({why}); {remedy}", "yellow")
+        leave(INTERRUPTED)
+    traceback.print_exception(error)
+    leave(FAILED)
 
 
 @contextmanager
@@ -359,11 +420,12 @@ def _terminate_like_interrupt() -> Iterator[None]:
 def _explain(error: Exception) -> list[str] | None:
     """Lines for an error that is the input's and not the program's; None for others."""
     from .config import ConfigError
+    from .hosts import OtherProcessError
     from .store.folder import RunFolderError
 
     if isinstance(error, ConfigError):
         return error.lines
-    if isinstance(error, RunFolderError):
+    if isinstance(error, RunFolderError | OtherProcessError):
         return [str(error)]
     if hasattr(error, "format_message"):  # of the command line's own parser
         message = error.format_message()  # empty where the help was shown instead

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .types import Array, Batch, Key
 
@@ -30,6 +31,8 @@ class Dataset:
 
     inputs: Any
     targets: Any
+    mesh: Mesh | None = None
+    """The devices it is spread over, see `placement`; None: wherever its arrays are."""
 
     def __init__(self, inputs: Any, targets: Any) -> None:
         """Check the arrays and put them on the default device."""
@@ -54,17 +57,28 @@ class Dataset:
 
     def head(self, num_examples: int) -> Dataset:
         """The first examples."""
-        return Dataset.tree_unflatten(None, jax.tree.map(lambda array: array[:num_examples], self.batch))
+        return Dataset.tree_unflatten(self.mesh, jax.tree.map(lambda array: array[:num_examples], self.batch))
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+    def with_mesh(self, mesh: Mesh) -> Dataset:
+        """The same arrays, which lie on `mesh`."""
+        return self.tree_unflatten(mesh, self.tree_flatten()[0])
+
+    @property
+    def num_shards(self) -> int:
+        """How many ways the examples are split."""
+        ways = 1 if self.mesh is None else self.mesh.shape["data"]
+        return ways if self.num_examples % ways == 0 else 1
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Mesh | None]:
         """Children and auxiliary data, for JAX."""
-        return (self.inputs, self.targets), None
+        return (self.inputs, self.targets), self.mesh
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> Dataset:
+    def tree_unflatten(cls, mesh: Mesh | None, children: tuple[Any, ...]) -> Dataset:
         """Rebuild without checking: inside a compiled function the leaves are tracers."""
         dataset = object.__new__(cls)
         dataset.inputs, dataset.targets = children
+        dataset.mesh = mesh
         return dataset
 
 
@@ -82,15 +96,20 @@ class ValidatedDataset(Dataset):
         self.inputs, self.targets = training.batch
         self.validation = validation
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+    def with_mesh(self, mesh: Mesh) -> ValidatedDataset:
+        """The same arrays, which lie on `mesh`."""
+        return self.tree_unflatten(mesh, (*self.batch, self.validation.with_mesh(mesh)))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Mesh | None]:
         """Children and auxiliary data, for JAX."""
-        return (self.inputs, self.targets, self.validation), None
+        return (self.inputs, self.targets, self.validation), self.mesh
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> ValidatedDataset:
+    def tree_unflatten(cls, mesh: Mesh | None, children: tuple[Any, ...]) -> ValidatedDataset:
         """Rebuild without checking."""
         dataset = object.__new__(cls)
         dataset.inputs, dataset.targets, dataset.validation = children
+        dataset.mesh = mesh
         return dataset
 
 
@@ -120,26 +139,44 @@ def _check_arrays(name: str, tree: Any) -> int:
 
 
 def draw_batch(key: Key, dataset: Dataset, batch_size: int) -> Batch:
-    """`batch_size` examples drawn uniformly and independently, so with replacement."""
+    """`batch_size` examples drawn uniformly and independently, so with replacement.
+
+    The indices are global: which examples are drawn does not depend on how the data set is split.
+    """
     indices = jax.random.randint(key, (batch_size,), 0, dataset.num_examples)
-    return jax.tree.map(lambda array: array[indices], dataset.batch)
+    return _shared_out(jax.tree.map(lambda array: array[indices], dataset.batch), dataset)
 
 
 def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, dataset: Dataset, chunk_size: int) -> Carry:
-    """Fold over all examples in order, `chunk_size` at a time, each example exactly once.
+    """Fold over all examples, `chunk_size` at a time, each example exactly once; in order where they are not split.
 
     `fold(carry, batch, mask)` gets batches of equal size; the last one overlaps the one before where P is not
-    divisible, and `mask` is False for the examples that were already seen.
+    divisible, and `mask` is False for the examples that were already seen. Of a data set that is split over devices,
+    every chunk takes the same number of examples from each.
     """
-    num_examples = dataset.num_examples
-    chunk_size = min(chunk_size, num_examples)
-    num_chunks = -(-num_examples // chunk_size)
+    num_shards = dataset.num_shards
+    shard_size = dataset.num_examples // num_shards
+    chunk_size = min(max(1, chunk_size // num_shards), shard_size)
+    num_chunks = -(-shard_size // chunk_size)
 
     def body(carry: Carry, chunk: Array) -> tuple[Carry, None]:
         first_new = chunk * chunk_size
-        start = jnp.minimum(first_new, num_examples - chunk_size)
+        start = jnp.minimum(first_new, shard_size - chunk_size)
         mask = start + jnp.arange(chunk_size) >= first_new
-        batch = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, chunk_size), dataset.batch)
-        return fold(carry, batch, mask), None
+
+        def take(array: Array) -> Array:
+            shards = array.reshape(num_shards, shard_size, *array.shape[1:])
+            taken = lax.dynamic_slice_in_dim(shards, start, chunk_size, axis=1)
+            return taken.reshape(num_shards * chunk_size, *array.shape[1:])
+
+        batch = _shared_out(jax.tree.map(take, dataset.batch), dataset)
+        return fold(carry, batch, jnp.tile(mask, num_shards)), None
 
     return lax.scan(body, carry, jnp.arange(num_chunks))[0]
+
+
+def _shared_out(batch: Batch, dataset: Dataset) -> Batch:
+    """The batch, its examples shared out among the devices that share the data set."""
+    if dataset.mesh is None or dataset.mesh.shape["data"] == 1:
+        return batch
+    return lax.with_sharding_constraint(batch, NamedSharding(dataset.mesh, PartitionSpec("data")))

@@ -41,6 +41,7 @@ def session(command: Sequence[str]) -> dict[str, Any]:
         "device": device.device_kind,
         "backend": device.platform,
         "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
     }
 
 
@@ -66,4 +67,5 @@ def settings_hash(settings: Settings) -> str:
     """SHA-256 of the settings that decide the trajectory and the layout of the stores."""
     ignored: Any = {"num_steps": True, "recording": {"checkpoint_every", "checkpoint_seconds", "keep_checkpoints"}}
     values = settings.model_dump(exclude=ignored)
+    values["placement"] = {"kind": "one_device"}  # any placement gives the same chain
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

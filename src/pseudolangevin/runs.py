@@ -7,14 +7,14 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import config, provenance
+from . import config, hosts, provenance
 from .chains import Record, Result
 from .config import ConfigError, Settings
 from .config.build import Experiment, StopAskedError, build, naming
@@ -24,10 +24,19 @@ from .store.folder import RunFolder, RunFolderError, disk_errors, read_json, wri
 from .store.lock import locked
 from .store.samples import one_chain, read_samples
 from .store.trace import check_trace, checked_arrays, open_group, read_trace
-from .store.writer import RunWriter, read_committed, samples_schema
+from .store.writer import Needs, RunWriter, read_committed, samples_schema
 from .types import Status
 
-CHANGEABLE = ("num_steps", "recording.checkpoint_every", "recording.checkpoint_seconds", "recording.keep_checkpoints")
+CHANGEABLE = (
+    "num_steps",
+    "recording.checkpoint_every",
+    "recording.checkpoint_seconds",
+    "recording.keep_checkpoints",
+    "placement.kind",
+    "placement.chains",
+    "placement.data",
+    "placement.weights",
+)
 """What may change when a run is continued; anything else would make it another run."""
 
 
@@ -45,6 +54,11 @@ class Outcome:
     notes: tuple[str, ...]
     """What a person should know: a stale lock taken over, a damaged checkpoint passed by."""
 
+    @property
+    def written_here(self) -> bool:
+        """Whether this is the process that wrote it and speaks for all."""
+        return hosts.is_first()
+
 
 def start(
     settings: Settings, path: str | Path, *, command: Sequence[str] | None = None, progress: bool | None = None
@@ -57,9 +71,12 @@ def start(
         command: what to note as the command that started it; default: this process's own.
         progress: show a progress bar; default: when the output is a terminal.
     """
-    experiment = build(settings)
-    folder = RunFolder.fresh(Path(path))
-    with disk_errors(folder), locked(folder), stop_on_signals() as stop_asked, _logged_warnings(folder):
+    folder = RunFolder(Path(path))
+    with hosts.together():
+        experiment = build(settings)
+        if hosts.is_first():
+            RunFolder.fresh(folder.path)
+    with _session(folder) as (_, stop_asked):
         return _begin(folder, experiment, stop_asked, command, progress)
 
 
@@ -72,6 +89,8 @@ def resume(
 ) -> Outcome:
     """Continue a run from its newest sound checkpoint; the result is that of an uninterrupted run, to the bit.
 
+    On other devices, or split over them in another way, it is so to rounding.
+
     Args:
         path: the run folder.
         overrides: `key=value` changes, of the keys in `CHANGEABLE` alone: `num_steps=40000` extends a run.
@@ -79,25 +98,30 @@ def resume(
         progress: see `start`.
     """
     folder = RunFolder.existing(Path(path))
-    with disk_errors(folder), locked(folder) as note, stop_on_signals() as stop_asked, _logged_warnings(folder):
-        settings = _changed(folder, overrides)
-        experiment = build(settings)
+    with _session(folder) as (note, stop_asked):
+        with hosts.together():
+            settings = _changed(folder, overrides)
+            experiment = build(settings)
+            committed = read_committed(folder)
         _check_unchanged(folder, experiment)
-        committed = read_committed(folder)
         if committed is None:
             if any(Checkpoints(folder.checkpoints).steps()):  # one after step 0
                 raise RunFolderError(f"{folder.committed} is missing; restore it from a copy")
-            folder.log("resumed before the first record: beginning again")
+            _log(folder, "resumed before the first record: beginning again")
             return _begin(folder, experiment, stop_asked, command, progress)
-        shapes = experiment.plan.abstract_states(experiment.weights_shape)
-        at, states, damage = Checkpoints(folder.checkpoints).newest(shapes)
-        _check_stores(folder, experiment, shapes, at, committed)
+        with hosts.together():
+            shapes = experiment.plan.abstract_states(experiment.weights_shape)
+            at, states, damage = Checkpoints(folder.checkpoints).newest(shapes)
+            _check_stores(folder, experiment, shapes, at, committed)
         notes = ([note] if note else []) + damage
-        for line in notes:
-            folder.log(line)
-        _note_resumption(folder, at.step, command)
-        write_atomically(folder.config, config.to_toml(settings))
-        Checkpoints(folder.checkpoints).clean(newer_than=at.step)
+        with hosts.together():
+            if hosts.is_first():
+                for line in notes:
+                    folder.log(line)
+                _note_resumption(folder, at.step, command)
+                write_atomically(folder.config, config.to_toml(settings))
+                Checkpoints(folder.checkpoints).clean(newer_than=at.step)
+        states = experiment.plan.put(states)
         return _continue(folder, experiment, states, at, committed[0], stop_asked, progress, tuple(notes))
 
 
@@ -111,7 +135,7 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
         samples: read the kept weights into memory as well.
     """
     folder = RunFolder.existing(Path(path))
-    settings = _read_settings(folder)
+    settings = _read_settings(folder, ['placement={kind="one_device"}'])  # wherever it ran
     committed = read_committed(folder)
     if committed is None:
         raise RunFolderError(f"{folder.path} holds no records yet; begin with `pseudolangevin resume {folder.path}`")
@@ -128,6 +152,7 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
     if samples and settings.recording.keep_weights_every:
         schema = samples_schema(plan, shapes, settings.recording)
         kept = read_samples(folder.weights, schema, one_chain(shapes.weights), committed[1])
+    states = plan.put(states)
     return Result(trace, plan.layout.unflatten(states.weights), kept, states, plan.sampler)
 
 
@@ -139,19 +164,26 @@ def _begin(
     progress: bool | None,
 ) -> Outcome:
     settings, plan = experiment.settings, experiment.plan
-    write_atomically(folder.config, config.to_toml(settings))
-    write_atomically(folder.provenance, json.dumps(provenance.describe(experiment, command or sys.argv), indent=2))
-    folder.log(f"started: {plan.layout.size} chains of {plan.num_steps} steps, {plan.sampler!r}")
+    described = provenance.describe(experiment, command or sys.argv)
+    with hosts.together():
+        if hosts.is_first():
+            write_atomically(folder.config, config.to_toml(settings))
+            write_atomically(folder.provenance, json.dumps(described, indent=2))
+    _log(folder, f"started: {plan.layout.size} chains of {plan.num_steps} steps, {plan.sampler!r}")
     try:
         weights = experiment.starting_weights(stop_asked)
     except StopAskedError:
-        folder.log("interrupted before the first step")
+        _log(folder, "interrupted before the first step")
         return Outcome(folder.path, 0, plan.num_steps, True, 0, 0.0, ())
     with naming("start"):
         states = plan.init(weights, settings.seed)
-    for leftover in (folder.trace, folder.weights, folder.checkpoints):
-        shutil.rmtree(leftover, ignore_errors=True)
-    at = RunWriter.create(folder, plan, states, settings.recording)
+    at = Checkpoint(step=0, records=0, kept=0, seconds=0.0)
+    whole = hosts.to_first(states)
+    with hosts.together():
+        if hosts.is_first():
+            for leftover in (folder.trace, folder.weights, folder.checkpoints):
+                shutil.rmtree(leftover, ignore_errors=True)
+            at = RunWriter.create(folder, plan, whole, settings.recording)
     return _continue(folder, experiment, states, at, 0, stop_asked, progress, ())
 
 
@@ -166,22 +198,61 @@ def _continue(
     notes: tuple[str, ...],
 ) -> Outcome:
     plan = experiment.plan
-    writer = RunWriter(folder, plan, states, experiment.settings.recording, at, written=written)
+    with hosts.together():
+        recording = experiment.settings.recording
+        writer = RunWriter(folder, plan, states, recording, at, written=written) if hosts.is_first() else None
     last = Record(at.step, states, None)
     interrupted = stop_asked()
     if not interrupted:
-        with closing(plan.run(states, start=at.step, progress=progress)) as records:  # type: ignore[type-var]
+        show = progress if writer else False
+        with closing(plan.run(states, start=at.step, progress=show)) as records:  # type: ignore[type-var]
             for last in records:
-                writer.add(last)
+                record = _gathered(last, Needs(hosts.first_decides(writer.needs() if writer else Needs.NOTHING)))
+                with hosts.together():
+                    if writer:
+                        writer.add(record)
                 if stop_asked() and last.step < plan.num_steps:
                     interrupted = True
                     break
     if last.step > at.step:
-        writer.checkpoint(last)
-    stopped = sum(not Status(int(status)).healthy for status in np.asarray(last.states.status))
+        record = _gathered(last, Needs.STATES)
+        with hosts.together():
+            if writer:
+                writer.checkpoint(record)
+    stopped = sum(not Status(int(status)).healthy for status in np.asarray(hosts.to_host(last.states.status)))
+    seconds = writer.seconds if writer else 0.0
     how = "interrupted" if interrupted else "ended"
-    folder.log(f"{how} at step {last.step} of {plan.num_steps} after {writer.seconds:.1f} s of sampling")
-    return Outcome(folder.path, last.step, plan.num_steps, interrupted, stopped, writer.seconds, notes)
+    _log(folder, f"{how} at step {last.step} of {plan.num_steps} after {seconds:.1f} s of sampling")
+    return Outcome(folder.path, last.step, plan.num_steps, interrupted, stopped, seconds, notes)
+
+
+def _gathered(record: Record, needs: Needs) -> Record:
+    """The record with what is needed of the chains whole in the process that writes."""
+    if needs is Needs.NOTHING:
+        return record
+    if needs is Needs.STATES:
+        return replace(record, states=hosts.to_first(record.states))
+    return replace(record, states=record.states._replace(weights=hosts.to_first(record.states.weights)))
+
+
+@contextmanager
+def _session(folder: RunFolder) -> Iterator[tuple[str | None, Callable[[], bool]]]:
+    """The lock and the log, in the process that writes; and whether any process was asked to stop."""
+    note = None
+    with ExitStack() as stack:
+        stack.enter_context(disk_errors(folder))
+        with hosts.together():
+            if hosts.is_first():
+                note = stack.enter_context(locked(folder))
+        stop_asked = stack.enter_context(stop_on_signals())
+        if hosts.is_first():
+            stack.enter_context(_logged_warnings(folder))
+        yield note, lambda: hosts.any_process(stop_asked())
+
+
+def _log(folder: RunFolder, line: str) -> None:
+    if hosts.is_first():
+        folder.log(line)
 
 
 def _read_settings(folder: RunFolder, overrides: Sequence[str] = ()) -> Settings:

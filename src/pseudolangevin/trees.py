@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,11 @@ import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
 
 from .types import Array, Key, Weights
+
+LARGE = 2**22
+"""Entries of a tensor from which on it is worth a generator of its own."""
+QUANTILE_ENTRIES = 2**20
+"""Entries at most, or little more, that quantiles are taken from."""
 
 
 def num_weights(weights: Weights) -> int:
@@ -33,13 +38,19 @@ def squared_norm(weights: Weights) -> Array:
 def normal_like(key: Key, weights: Weights) -> Weights:
     """Independent standard normal numbers, shaped like `weights`.
 
-    They are drawn as one vector and cut into tensors: one generator compiles and launches faster than one for each.
+    They are drawn as one vector and cut into tensors: one generator compiles and launches faster than one for each. A
+    large tensor has its own, entry by entry, so that it is split over devices with its tensor and nothing is moved.
     """
     leaves, structure = jax.tree.flatten(weights)
-    flat = _normal(key, num_weights(leaves), jnp.result_type(*leaves))
-    ends = list(itertools.accumulate(leaf.size for leaf in leaves))
-    pieces = [flat[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
-    return jax.tree.unflatten(structure, [piece.astype(leaf.dtype) for piece, leaf in zip(pieces, leaves, strict=True)])
+    sizes = [0 if leaf.size >= LARGE else leaf.size for leaf in leaves]
+    flat = _normal(key, sum(sizes), jnp.result_type(*leaves))
+    pieces = []
+    for index, (leaf, size, end) in enumerate(zip(leaves, sizes, itertools.accumulate(sizes), strict=True)):
+        if leaf.size >= LARGE:
+            pieces.append(jax.random.normal(jax.random.fold_in(key, index), leaf.shape, leaf.dtype))
+        else:
+            pieces.append(flat[end - size : end].reshape(leaf.shape).astype(leaf.dtype))
+    return jax.tree.unflatten(structure, pieces)
 
 
 def _normal(key: Key, num: int, dtype: Any) -> Array:
@@ -107,6 +118,21 @@ def mean(tree: Any) -> Array:
     """The mean over all entries of all leaves."""
     leaves = jax.tree.leaves(tree)
     return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / num_weights(leaves)
+
+
+def largest(tree: Any) -> Array:
+    """The largest entry of all leaves."""
+    return jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(tree)]))
+
+
+def quantiles(tree: Any, levels: Sequence[float]) -> Array:
+    """Quantiles over the entries of all leaves; where there are very many, over every so many-th along the first axis.
+
+    Sorting needs all of them in one place.
+    """
+    leaves = jax.tree.leaves(tree)
+    stride = -(-num_weights(leaves) // QUANTILE_ENTRIES)
+    return jnp.quantile(ravel([leaf[::stride] if leaf.ndim else leaf for leaf in leaves]), jnp.asarray(levels))
 
 
 def ravel(tree: Any) -> Array:

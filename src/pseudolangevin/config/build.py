@@ -18,6 +18,7 @@ from .. import chains, models, potential, tasks
 from ..chains import Plan
 from ..data import Dataset
 from ..models import FeedForward
+from ..placement import Placement
 from ..potential import Potential
 from ..reports import DeadClassWarning
 from ..samplers.adam import adam
@@ -80,6 +81,8 @@ class Experiment:
             num_chains=num_chains * start.candidates,
             num_steps=start.num_steps,
             record_every=start.num_steps,
+            # Candidates live where the chains will; where they do not divide, every device has all of them.
+            placement=self.plan.mesh if self.plan.mesh is not None else Placement(),
         )
         states = plan.init(weights, start.seed)
         dead: Any = np.zeros(plan.layout.size, bool)
@@ -121,6 +124,7 @@ def build(settings: Settings) -> Experiment:
             energy.check(weights, test)
     with naming("sampler"):
         sampler = SAMPLERS[settings.sampler.name](energy, train, **settings.sampler.model_dump(exclude={"name"}))
+    placement = _placement(settings, train, weights)
     with naming("recording"):
         plan = chains.make_plan(
             sampler,
@@ -130,10 +134,24 @@ def build(settings: Settings) -> Experiment:
             record_every=settings.record_every,
             test=test,
             observe_examples=settings.recording.observe_examples,
+            placement=placement,
         )
     if not isinstance(settings.start, RandomStart | FileStart):
         _trainer(energy, train, settings.start)  # refuse bad numbers now rather than after the folder is made
     return Experiment(settings, network, plan)
+
+
+def _placement(settings: Settings, train: Dataset, weights: Weights) -> Placement:
+    num_chains, asked = settings.num_chains * len(settings.temperatures or [0.0]), settings.placement
+    try:
+        if asked.is_split:
+            placement = Placement(asked.chains or 1, asked.data or 1, asked.weights or 1)
+        else:
+            placement = Placement.automatic(num_chains) if asked.kind == "automatic" else Placement()
+        placement.check(num_chains, train.num_examples, weights)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    return placement
 
 
 def _trainer(energy: Potential, train: Dataset, start: Any) -> Sampler:
@@ -164,7 +182,7 @@ def naming(section: str) -> Iterator[None]:
 
 def _check_memory(settings: Settings) -> None:
     """Refuse sizes that this machine cannot hold, before it tries."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * jax.process_count()
     sizes = settings.network.sizes
     num_weights = sum((a + 1) * b for a, b in pairwise(sizes))
     num_all = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))

@@ -190,10 +190,26 @@ class Recording(Section):
     keep_checkpoints: int = Field(default=3, ge=2, le=1000, description="how many checkpoints are kept")
 
 
-class Placement(Section):
+class PlacementSettings(Section):
     """Where the chains live."""
 
-    kind: Literal["one_device"] = Field(default="one_device", description="all chains on one device")
+    kind: Literal["automatic", "one_device"] = Field(
+        default="automatic", description='"automatic": chains over all devices, or as many as divide them; "one_device"'
+    )
+    chains: Count | None = Field(default=None, description="ways the chains are split; unset: 1, or as kind says")
+    data: Count | None = Field(default=None, description="ways the examples are split; unset: 1")
+    weights: Count | None = Field(default=None, description="ways every large tensor is split; unset: 1")
+
+    @model_validator(mode="after")
+    def _not_both(self) -> PlacementSettings:
+        if self.kind == "one_device" and self.is_split:
+            raise ValueError('kind = "one_device" and a number of ways contradict each other; use kind = "automatic"')
+        return self
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it says how many ways."""
+        return (self.chains, self.data, self.weights) != (None, None, None)
 
 
 TaskSection: Any = SpinVectors | FashionMnist | Idx | Files
@@ -225,7 +241,7 @@ class Settings(Section):
         default=AdamStart(), description="where the chains begin"
     )
     recording: Recording = Field(default=Recording(), description="what is kept")
-    placement: Placement = Field(default=Placement(), description="where it runs")
+    placement: PlacementSettings = Field(default=PlacementSettings(), description="where it runs")
 
     @model_validator(mode="before")
     @classmethod

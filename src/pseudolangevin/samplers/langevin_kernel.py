@@ -143,7 +143,7 @@ class LangevinKernel(Kernel):
             variance = masses.by_group(jnp.mean, measured, self.control.masses_per)
             if self.control.control_masses:
                 mass = self._nominal_masses(measured, weights, temperature, self.control)
-                status = jnp.where(jnp.max(trees.ravel(variance)) == 0, Status.NO_NOISE, status)
+                status = jnp.where(trees.largest(variance) == 0, Status.NO_NOISE, status)
         ratios = masses.temperature_ratios(variance, mass, temperature, **self._dynamics)
         return LangevinState(
             weights=weights,
@@ -157,7 +157,7 @@ class LangevinKernel(Kernel):
             last_refresh=jnp.zeros((), jnp.int32),
             next_refresh=jnp.asarray(self.refresh_every or 0, jnp.int32),
             refresh_multiple=jnp.ones((), jnp.int32),
-            peak_ratio=jnp.max(trees.ravel(ratios)),
+            peak_ratio=trees.largest(ratios),
             stale_heat=jnp.zeros_like(trees.by_layer(trees.mean, weights)),
             raised_share=jnp.zeros(()),
             num_refreshes=jnp.zeros((), jnp.int32),
@@ -196,7 +196,7 @@ class LangevinKernel(Kernel):
         state = state._replace(stale_heat=jnp.where(warming_up, 0.0, stale_heat))
         answered = self._guarded(measured, control) if control.control_masses else state.gradient_variance
         ratios = masses.temperature_ratios(answered, state.masses, state.temperature, **self._dynamics)
-        state = state._replace(peak_ratio=jnp.max(trees.ravel(ratios)))
+        state = state._replace(peak_ratio=trees.largest(ratios))
         if not control.control_masses:
             return state
 
@@ -214,7 +214,7 @@ class LangevinKernel(Kernel):
         return state._replace(
             masses=mass,
             half_step_momentum=momentum,
-            raised_share=jnp.where(reset, 0.0, jnp.mean(trees.ravel(excess) > 1)),
+            raised_share=jnp.where(reset, 0.0, trees.mean(jax.tree.map(lambda x: x > 1, excess))),
             num_resets=state.num_resets + reset,
         )
 
@@ -227,8 +227,8 @@ class LangevinKernel(Kernel):
         ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self._dynamics)
         per_weight = jax.tree.map(lambda v, w: jnp.broadcast_to(v, w.shape), state.gradient_variance, state.weights)
         return measurements | {
-            "temperature_ratio": jnp.quantile(trees.ravel(ratios), jnp.asarray(RATIO_QUANTILES)),
-            "max_temperature_ratio": jnp.max(trees.ravel(ratios)),
+            "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
+            "max_temperature_ratio": trees.largest(ratios),
             "peak_temperature_ratio": state.peak_ratio,
             "stale_heat": state.stale_heat,
             "gradient_variance": trees.by_layer(trees.mean, per_weight),

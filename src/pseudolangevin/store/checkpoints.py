@@ -66,7 +66,7 @@ class Checkpoints:
         self._path.mkdir(exist_ok=True)
         tree = {"states": arrays, "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
         _check_room(self._path, sum(array.nbytes for array in arrays.values()))
-        with _quiet_threads(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _quiet_threads(), _checkpointer() as checkpointer:
             checkpointer.save(target, tree, force=True)
         write_atomically(_digest_file(target), _digest(target))
         for step in self.steps()[: -self._keep]:
@@ -79,7 +79,7 @@ class Checkpoints:
             # Looked at before Orbax is: half a checkpoint upsets it beyond an error that can be caught.
             if _digest_file(target).read_text() != _digest(target):
                 raise ValueError("its files are not what was written")
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            with _checkpointer() as checkpointer:
                 tree = checkpointer.restore(target)
             meta = json.loads(bytes(tree["meta"]))
             arrays = {name: np.asarray(value) for name, value in tree["states"].items()}
@@ -136,14 +136,22 @@ def _from_arrays(arrays: dict[str, np.ndarray], like: Any, prng: str) -> Any:
         raise ValueError(f"it holds {len(arrays)} arrays that are not those of this sampler")
     leaves = []
     for name, (_, leaf) in zip(names, flat, strict=True):
-        value = jnp.asarray(arrays[name])
-        value = jax.random.wrap_key_data(value, impl=prng) if _is_key(leaf) else value
+        value: Any = arrays[name]  # on the host: the placement of the chains decides which device gets what
+        value = jax.random.wrap_key_data(jnp.asarray(value), impl=prng) if _is_key(leaf) else value
         if value.shape != leaf.shape or value.dtype != leaf.dtype:
             raise ValueError(
                 f"{name} has shape {value.shape} and type {value.dtype}, not {leaf.shape} and {leaf.dtype}"
             )
         leaves.append(value)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    """Orbax for this process alone: one process writes whole arrays, and those that read wait for nobody."""
+    here = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _check_room(path: Path, num_bytes: int) -> None:

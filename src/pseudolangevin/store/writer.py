@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ from .trace import CHUNK, TraceWriter
 FLUSH_SECONDS = 1.0
 MAX_SHARE = 0.01
 """Of the run's time, for flushing and for checkpoints each: what is slow is done less often."""
+
+
+class Needs(IntEnum):
+    """What of the chains is written with a record."""
+
+    NOTHING = 0
+    WEIGHTS = 1
+    STATES = 2
 
 
 class Pace:
@@ -66,6 +75,7 @@ class RunWriter:
         self._checkpoint_pace = Pace(recording.checkpoint_seconds)
         self._flush_pace = Pace(FLUSH_SECONDS)
         self._records, self._lines = at.records, list[str]()
+        self._due: bool | None = None
         self._began = time.monotonic()
         self._last_record = (at.step, self._began)
         _truncate_metrics(folder.metrics, at.step)
@@ -91,22 +101,30 @@ class RunWriter:
         """Time spent sampling, over all sessions."""
         return self._at.seconds + time.monotonic() - self._began
 
+    def needs(self) -> Needs:
+        """What of the chains goes to disk with the next record."""
+        next_record = self._records + 1
+        self._due = self._checkpoint_due(next_record)
+        kept = self._samples is not None and next_record % self._keep_every == 0
+        return Needs.STATES if self._due else Needs.WEIGHTS if kept else Needs.NOTHING
+
     def add(self, record: Record) -> None:
-        """Take a record; write it, and a checkpoint, when they are due."""
+        """Take a record; write it, and a checkpoint, when they are due (if asked, as `needs` said)."""
         assert record.observables is not None
         self._trace.append(record.observables)
         self._records += 1
         if self._samples is not None and self._records % self._keep_every == 0:
             self._samples.append(record.states.weights)
         self._lines.append(self._metrics_line(record))
-        if self._checkpoint_due():
+        due, self._due = self._due, None
+        if self._checkpoint_due(self._records) if due is None else due:
             self.checkpoint(record)
         elif self._flush_pace.due() or self._records % CHUNK == 0:
             self.flush()
 
-    def _checkpoint_due(self) -> bool:
+    def _checkpoint_due(self, record: int) -> bool:
         if self._checkpoint_every is not None:
-            return self._records % self._checkpoint_every == 0
+            return record % self._checkpoint_every == 0
         return self._checkpoint_pace.due()
 
     def flush(self) -> None:
