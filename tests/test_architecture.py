@@ -15,8 +15,8 @@ ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
     {"types", "trees", "compensated", "checks"},
-    {"data", "models", "masses", "integrator"},
-    {"tasks", "potential", "gradients", "noise"},
+    {"data", "models", "masses", "integrator", "kernels"},
+    {"tasks", "potential", "fused", "gradients", "noise", "moments"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "chains"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from . import compensated, trees
+from . import compensated, fused, trees
 from .compensated import Sum
 from .data import Dataset, draw_batch, fold_chunks
 from .potential import Potential
@@ -31,14 +31,13 @@ DEFAULT_CHUNK_SIZE = 4096
 def minibatch(potential: Potential, batch_size: int, precision: str | None = None) -> Oracle:
     """∇U on `batch_size` examples drawn with replacement (eq:MiniBatchGradientDefinition).
 
-    `precision` is that of the matrix products ("highest", "tensorfloat32", "bfloat16"…; None is the device's default).
-    Rounding is one more small gradient noise, and the variance is measured with it inside.
+    `precision` is that of the matrix products ("highest", "tensorfloat32", "bfloat16"…); None is the fastest way that
+    the device has, see `fused`. Rounding is one more small gradient noise.
     """
 
     def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
         batch = draw_batch(key, dataset, batch_size)
-        with jax.default_matmul_precision(precision):
-            return jax.grad(potential.energy)(weights, batch)
+        return potential.add_regularizer_gradient(weights, fused.loss_gradient(potential, weights, batch, precision))
 
     return gradient
 

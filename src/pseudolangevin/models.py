@@ -35,13 +35,30 @@ class FeedForward:
 
     def apply(self, weights: Weights, inputs: Num[Array, "examples in"]) -> Float[Array, "examples out"]:
         """The logits z⁽³⁾, before the softmax."""
-        depth = len(self.sizes) - 1
-        hidden = inputs
-        for index in range(1, depth + 1):
+        return self.trace(weights, inputs)[0]
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.sizes) - 1
+
+    def trace(
+        self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None
+    ) -> tuple[Float[Array, "examples out"], list[Array]]:
+        """The logits and the inputs of every layer, with `offsets` added to the pre-activations a⁽ˡ⁾.
+
+        The derivative by an offset is that by the pre-activation of each example: per-example gradients follow from it.
+        """
+        hidden, layer_inputs = inputs, []
+        for index in range(1, self.depth + 1):
             layer = weights[f"layer{index}"]
-            hidden = hidden.astype(layer["kernel"].dtype) @ layer["kernel"] + layer["bias"]
-            hidden = jax.nn.relu(hidden) if index < depth else OUTPUT_ACTIVATIONS[self.output_activation](hidden)
-        return hidden
+            hidden = hidden.astype(layer["kernel"].dtype)
+            layer_inputs.append(hidden)
+            hidden = hidden @ layer["kernel"] + layer["bias"]
+            if offsets is not None:
+                hidden = hidden + offsets[index - 1]
+            hidden = jax.nn.relu(hidden) if index < self.depth else OUTPUT_ACTIVATIONS[self.output_activation](hidden)
+        return hidden, layer_inputs
 
 
 def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> FeedForward:

@@ -13,7 +13,17 @@ import numpy as np
 from . import trees
 from .checks import as_number
 from .data import Dataset, ValidatedDataset
+from .models import FeedForward
 from .types import Array, Batch, PerExample, Weights
+
+
+@dataclass(frozen=True)
+class Layered:
+    """The inside of a loss on a feed-forward network, for what can be computed faster by knowing it."""
+
+    network: FeedForward
+    output_loss: Callable[[Array, Any], Array]
+    """Maps (outputs, targets) of S examples to S losses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +45,8 @@ class Potential:
     weight_decay: float = 0.0
     per_example_error: PerExample | None = None
     class_scores: Callable[[Weights, Any], Array] | None = None
+    layered: Layered | None = None
+    """Set by `classification` and `regression` on a `models.feedforward`; such potentials are faster to sample."""
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -136,17 +148,33 @@ def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: floa
         >>> potential = classification(models.feedforward((100, 50, 100, 10)).apply, weight_decay=10.0611)
     """
 
-    def cross_entropy(weights: Weights, batch: Batch) -> Array:
+    def loss(weights: Weights, batch: Batch) -> Array:
         inputs, labels = batch
-        logits = apply(weights, inputs)
-        chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-        return jax.nn.logsumexp(logits, axis=-1) - chosen
+        return cross_entropy(apply(weights, inputs), labels)
 
     def misclassified(weights: Weights, batch: Batch) -> Array:
         inputs, labels = batch
         return (jnp.argmax(apply(weights, inputs), axis=-1) != labels).astype(jnp.float32)
 
-    return Potential(cross_entropy, weight_decay, per_example_error=misclassified, class_scores=apply)
+    return Potential(
+        loss,
+        weight_decay,
+        per_example_error=misclassified,
+        class_scores=apply,
+        layered=_layered(apply, cross_entropy),
+    )
+
+
+def cross_entropy(logits: Array, labels: Array) -> Array:
+    """−ln softmax(logits)[label] of every example."""
+    chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def _layered(apply: Callable, output_loss: Callable[[Array, Any], Array]) -> Layered | None:
+    """What is known of the inside of a loss: `apply` is the method of a network of this package, or nothing."""
+    network = getattr(apply, "__self__", None)
+    return Layered(network, output_loss) if isinstance(network, FeedForward) else None
 
 
 def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: float = 0.0) -> Potential:
@@ -160,11 +188,15 @@ def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: float = 
         >>> line = regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
     """
 
-    def half_squared_distance(weights: Weights, batch: Batch) -> Array:
+    def loss(weights: Weights, batch: Batch) -> Array:
         inputs, targets = batch
-        predictions = apply(weights, inputs)
-        if predictions.shape != targets.shape:
-            raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
-        return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)
+        return half_squared_distance(apply(weights, inputs), targets)
 
-    return Potential(half_squared_distance, weight_decay)
+    return Potential(loss, weight_decay, layered=_layered(apply, half_squared_distance))
+
+
+def half_squared_distance(predictions: Array, targets: Array) -> Array:
+    """|prediction − target|²/2 of every example."""
+    if predictions.shape != targets.shape:
+        raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
+    return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 
 from .types import Array, Key, Weights
 
@@ -35,10 +36,24 @@ def normal_like(key: Key, weights: Weights) -> Weights:
     They are drawn as one vector and cut into tensors: one generator compiles and launches faster than one for each.
     """
     leaves, structure = jax.tree.flatten(weights)
-    flat = jax.random.normal(key, (num_weights(leaves),), jnp.result_type(*leaves))
+    flat = _normal(key, num_weights(leaves), jnp.result_type(*leaves))
     ends = list(itertools.accumulate(leaf.size for leaf in leaves))
     pieces = [flat[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
     return jax.tree.unflatten(structure, [piece.astype(leaf.dtype) for piece, leaf in zip(pieces, leaves, strict=True)])
+
+
+def _normal(key: Key, num: int, dtype: Any) -> Array:
+    """`num` standard normal numbers; like `jax.random.normal`, but with both words that one Threefry block yields.
+
+    That halves the work of the generator, which on a CPU is a good part of a step.
+    """
+    if dtype != jnp.float32 or str(jax.random.key_impl(key)) not in ("fry", "threefry2x32"):
+        return jax.random.normal(key, (num,), dtype)
+    counts = jnp.arange(num + num % 2, dtype=jnp.uint32)
+    bits = threefry_2x32(jax.random.key_data(key), counts)[:num]
+    # The centres of 2²⁴ equal cells of (−1, 1): symmetric, and never ±1.
+    uniform = ((bits >> 8).astype(jnp.float32) - (2**23 - 0.5)) * 2.0**-23
+    return math.sqrt(2) * jax.lax.erf_inv(uniform)
 
 
 def zeros_like(weights: Weights) -> Weights:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
-from .. import integrator, masses, noise, trees
+from .. import integrator, masses, moments, noise, trees
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
-from ..gradients import Oracle
+from ..gradients import DEFAULT_CHUNK_SIZE, Oracle
 from ..masses import Granularity
 from ..potential import Potential
 from ..types import Array, Key, Status, Weights
@@ -19,6 +19,10 @@ from .base import Kernel, Measurements, Stream, key_for
 
 RATIO_QUANTILES = (0.05, 0.5, 0.95)
 """The quantiles of 𝒯_i that are recorded."""
+
+
+VarianceSource: TypeAlias = Literal["auto", "examples", "minibatches"]
+VARIANCE_SOURCES = get_args(VarianceSource)
 
 
 class LangevinState(NamedTuple):
@@ -61,9 +65,12 @@ class NoiseControl:
     warmup_refreshes: int
     max_refresh_interval: int
     refresh_tolerance: float
+    variance_from: VarianceSource
+    variance_examples: int
     variance_block: int
     variance_max_batches: int
     variance_tolerance: float
+    batch_size: int
     mass_floor: float
     max_regularizer_frequency: float
     masses_per: Granularity
@@ -85,6 +92,9 @@ class NoiseControl:
         check_integer("refresh_every", self.refresh_every, minimum=1)
         check_integer("warmup_refreshes", self.warmup_refreshes, minimum=0, maximum=10)
         check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
+        if self.variance_from not in VARIANCE_SOURCES:
+            raise ValueError(f"variance_from = {self.variance_from!r}: choose one of {list(VARIANCE_SOURCES)}")
+        check_integer("variance_examples", self.variance_examples, minimum=2)
         check_integer("variance_block", self.variance_block, minimum=2)
         check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
         check_positive("variance_tolerance", self.variance_tolerance)
@@ -228,6 +238,16 @@ class LangevinKernel(Kernel):
         }
 
     def _measure_variance(self, key: Key, weights: Weights, dataset: Dataset, control: NoiseControl) -> Weights:
+        if control.variance_from == "examples" or (control.variance_from == "auto" and self.potential.layered):
+            return moments.variance(
+                self.potential,
+                key,
+                weights,
+                dataset,
+                batch_size=control.batch_size,
+                num_examples=control.variance_examples,
+                chunk_size=DEFAULT_CHUNK_SIZE,
+            )
         return noise.from_minibatches(
             self.oracle,
             key,
