@@ -16,9 +16,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
     {"types", "trees", "compensated", "checks"},
     {"data", "models", "masses", "integrator", "kernels"},
-    {"tasks", "potential", "fused", "gradients", "noise", "moments"},
+    {"tasks", "potential", "fused", "gradients", "noise", "moments", "streamed"},
     {"samplers", "observables"},
-    {"layout", "progress", "reports", "stopping", "placement", "chains"},
+    {"layout", "progress", "reports", "stopping", "placement", "prefetch", "chains"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
     {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "cli"},
 ]

@@ -11,6 +11,7 @@ from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
 from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
+from .streamed import StreamedDataset
 from .types import Status
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Result",
     "Sampler",
     "Status",
+    "StreamedDataset",
     "adam",
     "best_weights",
     "certificate",

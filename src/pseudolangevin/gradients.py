@@ -109,8 +109,7 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
 
     num_classes = 0
     if potential.class_scores is not None:
-        first = jax.eval_shape(lambda data: data.head(1).inputs, dataset)
-        num_classes = jax.eval_shape(potential.class_scores, weights, first).shape[-1]
+        num_classes = jax.eval_shape(potential.class_scores, weights, dataset.shapes(1)[0]).shape[-1]
     error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
     low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
     carry = (compensated.zero(), error, trees.zeros_like(weights), low, high)

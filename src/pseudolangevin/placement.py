@@ -87,7 +87,9 @@ class Placement:
         if self.num_devices > available:
             return f"{self.chains}·{self.data}·{self.weights} = {self.num_devices} devices, and there are {available}"
         if jax.process_count() > 1 and self.num_devices != available:
-            return f"{self.num_devices} of {available} devices, but {jax.process_count()} processes must use all of them"
+            return (
+                f"{self.num_devices} of {available} devices, but {jax.process_count()} processes must use all of them"
+            )
         if num_chains % self.chains:
             return f"{num_chains} chains (all temperatures together) do not divide into {self.chains}"
         if num_examples % self.data:
