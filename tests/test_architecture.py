@@ -16,9 +16,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
     {"types", "trees", "compensated", "checks", "idx", "patterns"},
     {"data", "models", "masses", "integrator", "kernels", "fashion"},
-    {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments"},
+    {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments", "streamed"},
     {"samplers", "observables"},
-    {"layout", "progress", "reports", "stopping", "placement", "hosts", "chains"},
+    {"layout", "progress", "reports", "stopping", "placement", "prefetch", "hosts", "chains"},
     {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fitting"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},
     {"estimates", "figures", "temperature_figure", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},

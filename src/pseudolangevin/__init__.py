@@ -5,6 +5,7 @@ from .chains import Result, sample
 from .data import Dataset
 from .diagnostics import Certificate, certificate
 from .fitting import Fit, fit
+from .placement import Placement
 from .potential import Potential, classification, next_token, regression
 from .reports import ChainStoppedWarning, DeadClassWarning
 from .runs import load
@@ -12,6 +13,7 @@ from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
 from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
+from .streamed import StreamedDataset
 from .subset import Subset, subset
 from .temperature import TemperatureRange, find_temperature
 from .tuning import Tuned, tune
@@ -23,10 +25,12 @@ __all__ = [
     "Dataset",
     "DeadClassWarning",
     "Fit",
+    "Placement",
     "Potential",
     "Result",
     "Sampler",
     "Status",
+    "StreamedDataset",
     "Subset",
     "TemperatureRange",
     "Tuned",

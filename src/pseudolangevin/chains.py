@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from jax.sharding import Mesh
 
-from . import hosts, observables, trees
+from . import hosts, observables, prefetch, trees
 from .checks import check_integer
 from .data import Dataset
 from .gradients import DEFAULT_CHUNK_SIZE
@@ -31,6 +31,7 @@ from .progress import progress_bar
 from .reports import Reporter
 from .samplers import base
 from .samplers.base import Kernel, Sampler
+from .streamed import StreamedDataset
 from .types import Array, Key, Status, Weights
 
 MAX_STEPS = 2**31 - 1
@@ -251,6 +252,10 @@ def make_plan(
         check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)
         observed = observed.head(observe_examples)
     layout = Layout(tuple(values), num_chains)
+    if isinstance(sampler.dataset, StreamedDataset):
+        placement = Placement() if placement is None else placement
+        if not isinstance(placement, Placement) or placement.num_devices > 1:
+            raise ValueError(f"placement.{placement}: a StreamedDataset feeds one device; leave the placement out")
     if not isinstance(placement, Mesh):
         placement = Placement.automatic(layout.size) if placement is None else placement
         placement.check(layout.size, sampler.dataset.num_examples)
@@ -302,7 +307,10 @@ def run(
             length = min(length, _to_next_multiple(step, kernel.refresh_every))
         if segment is not None:
             length = min(length, _to_next_multiple(step, segment))
-        states = _advance(kernel, states, sampler.dataset, num_steps=length)
+        if isinstance(sampler.dataset, StreamedDataset) and kernel.batch_size is not None:
+            states = prefetch.advance(kernel, states, sampler.dataset, length)
+        else:
+            states = _advance(kernel, states, sampler.dataset, num_steps=length)
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)

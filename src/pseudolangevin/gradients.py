@@ -37,7 +37,8 @@ def minibatch(potential: Potential, batch_size: int, precision: str | None = Non
 
     def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
         batch = draw_batch(key, dataset, batch_size)
-        return potential.add_regularizer_gradient(weights, fused.loss_gradient(potential, weights, batch, precision))
+        gradient = fused.loss_gradient(potential, weights, batch, precision, split=dataset.mesh is not None)
+        return potential.add_regularizer_gradient(weights, gradient)
 
     return gradient
 
@@ -109,8 +110,7 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
 
     num_classes = 0
     if potential.class_scores is not None:
-        first = jax.eval_shape(lambda data: data.head(1).inputs, dataset)
-        num_classes = jax.eval_shape(potential.class_scores, weights, first).shape[-1]
+        num_classes = jax.eval_shape(potential.class_scores, weights, dataset.shapes(1)[0]).shape[-1]
     error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
     low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
     carry = (compensated.zero(), error, trees.zeros_like(weights), low, high)

@@ -127,7 +127,7 @@ class Potential:
             _check_label_type(dataset.targets)
         # Two lengths, so that a result of the wrong shape cannot fit by chance.
         for num in (3, 5):
-            batch = jax.tree.map(lambda a, n=num: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype), dataset).batch
+            batch = dataset.shapes(num)
             _check_shape("per_example_loss", self.per_example_loss, weights, batch, num)
             if self.per_example_error is not None:
                 _check_shape("per_example_error", self.per_example_error, weights, batch, num)

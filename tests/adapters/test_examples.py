@@ -39,19 +39,6 @@ def test_convolutional_network_in_flax(monkeypatch, tmp_path, capsys):
     assert train.inputs.shape == (100, 7, 7, 1)
 
 
-def test_idx_files_are_read(tmp_path):
-    images = np.arange(2 * 28 * 28).reshape(2, 28, 28).astype(np.uint8)
-    for split in fashion_convnet.SPLITS:
-        header = bytes([0, 0, 8, 3]) + np.asarray([2, 28, 28], ">u4").tobytes()
-        (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        header = bytes([0, 0, 8, 1]) + np.asarray([2], ">u4").tobytes()
-        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(header + bytes([7, 3]))
-    train, test = fashion_convnet.fashion(tmp_path, fashion_convnet.LARGE)
-    expected = (images - images.mean()) / images.std()
-    np.testing.assert_allclose(train.inputs[..., 0], expected, rtol=1e-5, atol=1e-6)
-    assert test.targets.tolist() == [7, 3]
-
-
 def test_transformer_in_equinox(monkeypatch, capsys):
     tiny = replace(character_transformer.SMALL, context=4, stride=20, width=4, batch_size=10)
     monkeypatch.setattr(character_transformer, "SMALL", tiny)

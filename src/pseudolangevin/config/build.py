@@ -162,7 +162,7 @@ def _trainer(energy: Potential, train: Dataset, start: Any) -> Sampler:
 def _data(task: Any) -> tuple[Dataset, Dataset | None]:
     if isinstance(task, Files):
         test = arrays.read_dataset(task.test_file, task.test_inputs, task.test_targets)
-        train = arrays.read_dataset(task.file, task.inputs, task.targets)
+        train = arrays.read_dataset(task.file, task.inputs, task.targets, stream=task.stream)
         assert train is not None
         return train, test
     splits = TASKS[task.kind](jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))

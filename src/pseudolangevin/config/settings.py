@@ -81,8 +81,14 @@ class Files(Section):
     test_inputs: Name | None = Field(default=None, description="optional test set, as `inputs`")
     test_targets: Name | None = Field(default=None, description="optional test set, as `targets`")
 
+    stream: bool = Field(
+        default=False, description="leave inputs and targets on disk (.npy or Zarr) and fetch mini-batches ahead"
+    )
+
     @model_validator(mode="after")
     def _one_source(self) -> Files:
+        if self.stream and self.file is not None:
+            raise ValueError("stream = true needs inputs and targets as .npy files or Zarr folders, not file")
         for prefix in ("", "test_"):
             file, pair = (
                 getattr(self, prefix + "file"),

@@ -143,7 +143,7 @@ def pseudo_langevin(
         control_masses=True,
     )
     oracle = gradients.minibatch(potential, batch_size, precision)
-    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control)
+    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control, batch_size=batch_size)
     settings = {
         "batch_size": batch_size,
         "momentum_retention": momentum_retention,
@@ -222,7 +222,9 @@ def naive_pseudo_langevin(
             control_masses=False,
         )
     oracle = gradients.minibatch(potential, batch_size, precision)
-    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control, fixed_masses=mass)
+    kernel = LangevinKernel(
+        potential, oracle, momentum_retention, time_step, control=control, fixed_masses=mass, batch_size=batch_size
+    )
     settings = {
         "batch_size": batch_size,
         "time_step": time_step,
