@@ -2,8 +2,8 @@
 
     python benchmarks/streamed_data.py result.json [--examples 5080500] [--seconds 30]
 
-The data set has ten times the examples of the paper's (508 050); streamed, two blocks of mini-batches are on the device
-at a time, whatever its size.
+The data set has ten times the examples of the paper's (508 050); streamed, a few blocks of mini-batches are on the
+device at a time, whatever its size.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 
 import pseudolangevin as pl
 from pseudolangevin import chains
-from pseudolangevin.prefetch import BLOCK_BYTES
+from pseudolangevin.prefetch import AHEAD, BLOCK_BYTES
 from pseudolangevin.provenance import PACKAGES, version_of
 
 STEPS = 1_000
@@ -74,7 +74,7 @@ def main() -> None:
         "versions": {name: version_of(name) for name in PACKAGES},
         "num_examples": options.examples,
         "bytes_of_the_data": inputs.nbytes + targets.nbytes,
-        "bytes_on_the_device_when_streamed": 2 * BLOCK_BYTES,
+        "bytes_on_the_device_when_streamed": (1 + AHEAD) * BLOCK_BYTES,
         "rows": rows,
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n")

@@ -51,7 +51,8 @@ def run(dataset: pl.Dataset, task: SmallTask, name: str) -> pl.Result:
 
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "MAX_BLOCK_STEPS", 7)
+    monkeypatch.setattr(prefetch, "MAX_BLOCK_STEPS", 4)
+    monkeypatch.setattr(prefetch, "MAX_BLOCKS", 2)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
 """Mini-batches of streamed data, fetched while the chains run.
 
 Which examples a step draws depends on the chain's key and the step alone, never on the weights. So the indices of the
-next block of steps are known before it runs: while the device takes the chains through one block, the host gathers the
-examples of the next and sends them. The chains are those of the same data on the device.
+next blocks of steps are known before they run: while the device takes the chains through one block, the host gathers
+the examples of the following ones and sends them. The chains are those of the same data on the device.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,9 +22,13 @@ from .samplers.base import Kernel
 from .streamed import StreamedDataset
 from .types import Array, Batch, Key
 
-BLOCK_BYTES = 2**26
-"""Examples of one block; two blocks are on the device at a time."""
+BLOCK_BYTES = 2**24
+"""Examples of one block."""
+AHEAD = 3
+"""Blocks on their way while one is in use: gathered by the host, sent, waiting on the device."""
 MAX_BLOCK_STEPS = 256
+MAX_BLOCKS = 64
+"""Blocks whose indices are on the device at once."""
 
 
 def advance(kernel: Kernel, states: Any, dataset: StreamedDataset, num_steps: int) -> Any:
@@ -32,22 +38,27 @@ def advance(kernel: Kernel, states: Any, dataset: StreamedDataset, num_steps: in
     per_step = num_chains * kernel.batch_size * dataset.bytes_per_example
     length = max(1, min(num_steps, MAX_BLOCK_STEPS, BLOCK_BYTES // per_step))
     lengths = [length] * (num_steps // length) + [num_steps % length] * (num_steps % length > 0)
+    for first in range(0, len(lengths), MAX_BLOCKS):
+        states = _advance_blocks(kernel, states, dataset, lengths[first : first + MAX_BLOCKS])
+    return states
 
-    def fetch(indices: Array) -> Batch:
-        return jax.device_put(dataset.fetch(indices))
 
-    def indices_from(start: int, block: int) -> Array:
-        return _indices(kernel, states.key, states.step + start, dataset.num_examples, block)
+def _advance_blocks(kernel: Kernel, states: Any, dataset: StreamedDataset, lengths: Sequence[int]) -> Any:
+    # All indices are asked for before the first block runs: in the device's queue they would wait for it otherwise.
+    starts = [sum(lengths[:position]) for position in range(len(lengths))]
+    pieces = zip(starts, lengths, strict=True)
+    indices = deque(_indices(kernel, states.key, states.step + start, dataset.num_examples, n) for start, n in pieces)
 
-    with ThreadPoolExecutor(1) as ahead:
-        batches = ahead.submit(fetch, indices_from(0, lengths[0]))
-        for position, block in enumerate(lengths):
-            ready, following = batches.result(), None
-            if position + 1 < len(lengths):  # before the block starts: the device would come to it only afterwards
-                following = indices_from(block, lengths[position + 1])
-            states = _advance(kernel, states, dataset, ready)
-            if following is not None:
-                batches = ahead.submit(fetch, following)
+    def fetch(wanted: Array) -> Batch:
+        return jax.device_put(dataset.fetch(wanted))
+
+    with ThreadPoolExecutor(AHEAD) as pool:
+        coming = deque(pool.submit(fetch, indices.popleft()) for _ in range(min(AHEAD, len(indices))))
+        while coming:
+            batches = coming.popleft().result()
+            states = _advance(kernel, states, dataset, batches)
+            if indices:
+                coming.append(pool.submit(fetch, indices.popleft()))
     return states
 
 

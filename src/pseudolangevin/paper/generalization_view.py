@@ -248,8 +248,11 @@ def _order(story: Story, scale: str) -> list[Row]:
 
 
 def draw(outcomes: list[Outcome], scale: str) -> Figure:
-    """Fig. 5a–c on the left, with the curves from random weights beside it; A.5, layer by layer, on the right."""
-    story = story_of(outcomes)
+    """Fig. 5a–c on the left, with the curves from random weights beside it; A.5, layer by layer, on the right.
+
+    A chain that did not stay finite has rows, but no place in the picture.
+    """
+    story = story_of([o for o in outcomes if all(np.isfinite(a.mean) for a in o.averages.values())])
     figure = Figure(figsize=(12, 9), layout="constrained")
     panels = figure.subplots(3, 2)
     temperatures = np.array(list(story.equilibria))
