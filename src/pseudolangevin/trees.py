@@ -112,7 +112,7 @@ def by_layer(function: Callable[[Weights], Array], weights: Weights) -> Array:
 def mean(tree: Any) -> Array:
     """The mean over all entries of all leaves."""
     leaves = jax.tree.leaves(tree)
-    return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / num_weights(leaves)
+    return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / float(num_weights(leaves))
 
 
 def largest(tree: Any) -> Array:
