@@ -14,13 +14,14 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "trees", "compensated", "checks", "idx"},
+    {"types", "trees", "compensated", "checks", "idx", "patterns"},
     {"data", "models", "masses", "integrator", "kernels", "fashion"},
-    {"tasks", "potential", "fused", "gradients", "noise", "moments"},
+    {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments", "streamed"},
     {"samplers", "observables"},
-    {"layout", "progress", "reports", "stopping", "placement", "hosts", "chains"},
-    {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline"},
-    {"estimates", "figures", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
+    {"layout", "progress", "reports", "stopping", "placement", "prefetch", "hosts", "chains"},
+    {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fitting"},
+    {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},
+    {"estimates", "figures", "temperature_figure", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

@@ -17,7 +17,7 @@ NUM_MUTATIONS = 160
 
 
 def test_help_teaches(capsys):
-    for command in ("sample", "resume", "check", "report", "watch", "demo", "reproduce"):
+    for command in ("sample", "resume", "check", "report", "watch", "demo", "tune", "reproduce", "temperature"):
         assert cli.run([command, "--help"]) == 0
         assert f"pseudolangevin {command}" in capsys.readouterr().out
     assert cli.run(["--version"]) == 0
@@ -49,6 +49,8 @@ def test_print_config_is_ready_to_edit(capsys, tmp_path):
         ["check", "/"],
         ["report", "no-such-folder"],
         ["watch", "no-such-folder", "--once"],
+        ["tune"],
+        ["tune", "no-such-file.toml"],
         ["reproduce", "everything"],
     ],
     ids=" ".join,

@@ -60,6 +60,18 @@ def test_printed_configuration_explains_itself_and_round_trips():
     assert "temperature_ratio = 0.01  # 𝒯" in text
 
 
+def test_weight_decay_by_tensor():
+    text = TINY + '[potential]\nweight_decay = { "*.bias" = 0, "*" = 5.0 }\n[start]\nkind = "random"'
+    settings = config.parse(text)
+    assert settings.potential.weight_decay == {"*.bias": 0.0, "*": 5.0}
+    assert config.parse(config.to_toml(settings)) == settings
+    experiment = build(settings)
+    stiffness = experiment.plan.sampler.potential.stiffness(experiment.weights_shape)
+    assert stiffness == {"layer1": {"kernel": 0.5, "bias": 0.0}}
+    with pytest.raises(ConfigError, match=r"no pattern for layer1\.kernel"):
+        build(config.parse(text.replace('"*" = 5.0', '"layer1.bias" = 5.0')))
+
+
 def test_overrides():
     settings = config.parse("num_steps = 400", ["sampler.batch_size=1024", "temperatures=[1e-4]", "task.seed = 3"])
     assert settings.sampler.batch_size == 1024
@@ -96,6 +108,9 @@ def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
         ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': not a precision; use"),
         ("[sampler]\nvariance_max_batches = 100000000000000000000", "must be less than or equal to 2147483647"),
         ("[potential]\nweight_decay = nan", "potential.weight_decay = nan: must be finite"),
+        ("[potential]\nweight_decay = -1", "potential.weight_decay = -1: must be at least 0"),
+        ("[potential]\nweight_decay = 'big'", "potential.weight_decay = 'big': must be a number, or a table"),
+        ("[potential]\nweight_decay = {'*' = -1}", "'\\*' must be at least 0"),
         ("record_every = 1\nnum_steps = 20000000", "20000000 records are more than.*raise record_every"),
         ("[task]\nkind = 'files'\ninputs = 'x.npy'", "inputs and targets come together"),
         ("x", "is not valid TOML"),

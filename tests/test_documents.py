@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from examples import bias_law
+from examples import bias_law, ensemble_uncertainty, find_temperature, geometry_of_solutions, train_by_sampling
 from pseudolangevin import config, runs
 
 ROOT = Path(__file__).parent.parent
@@ -75,3 +75,37 @@ def test_the_bias_law_example_confirms_its_law(tmp_path, ratio):
     worst = bias_law.main(["--out", str(picture), "--chains", "200", "--steps", "1000", "--ratios", str(ratio)])
     assert worst < 3
     assert picture.stat().st_size > 10_000
+
+
+def test_the_examples_of_training_by_sampling_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--examples", "1000", "--temperature", "1e-3", "--steps", "400", "--adam-epochs", "10"]
+    errors = train_by_sampling.main(small)
+    assert all(0 <= error < 0.6 for error in errors.values())
+    assert capsys.readouterr().out.count("test error") == 4
+
+
+def test_the_example_of_the_search_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    find_temperature.main(["--examples", "1000", "--epochs", "30", "--steps", "128"])
+    assert (tmp_path / "temperature.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.count("test error") == 4
+
+
+def test_the_example_of_uncertainty_runs(tmp_path, capsys):
+    picture = tmp_path / "uncertainty.png"
+    size = ["--examples", "600", "--hidden", "10", "--temperature", "1e-3", "--steps", "400"]
+    errors = ensemble_uncertainty.main([*size, "--folder", str(tmp_path), "--out", str(picture)])
+    assert "spin vectors instead" in capsys.readouterr().out
+    assert errors["certain half"] < errors["uncertain half"]
+    assert picture.exists()
+
+
+def test_the_example_of_geometry_runs(tmp_path):
+    picture = tmp_path / "geometry.png"
+    summary = geometry_of_solutions.main(["--examples", "1000", "--steps", "256", "--out", str(picture)])
+    assert len(summary) == 4
+    for temperature in ("0.0002", "0.002"):
+        within, between = (summary[f"T = {temperature}, {name}"] for name in ("within a chain", "between chains"))
+        assert within["overlap"] > between["overlap"]
+    assert picture.exists()

@@ -116,6 +116,7 @@ def test_what_fits() -> None:
     assert fused.fits(potential, train.batch, None)
     assert fused.fits(potential, train.batch, "bfloat16")
     assert not fused.fits(potential, train.batch, "highest")
+    assert not fused.fits(potential, train.batch, None, split=True)
     for sizes in [(128, 40, 30, 5), (20, 40, 129, 5), (20, 40, 30, 17), (20, 40, 5), (20, 40, 30, 30, 5)]:
         other = pl.classification(pl.models.feedforward(sizes).apply)
         assert not fused.fits(other, train.batch, None)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
+from pseudolangevin.gradients import exact_energy
 
 
 def reference(task, weight_decay: float) -> tuple[float, float, float]:
@@ -81,3 +82,149 @@ def test_the_gradient_of_the_regularizer_is_that_of_the_energy(small_task):
     )
     for a, b in zip(jax.tree.leaves(direct), jax.tree.leaves(composed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+
+
+GROUPS = {"layer1.*": 20.0, "*.bias": 0.0, "*": 5.0}
+
+
+def test_the_decay_of_groups_by_hand(small_task):
+    weights = small_task.weights
+    potential = pl.classification(small_task.network.apply, weight_decay=GROUPS)
+    decay = {
+        "layer1": {"kernel": 20, "bias": 20},
+        "layer2": {"kernel": 5, "bias": 0},
+        "layer3": {"kernel": 5, "bias": 0},
+    }
+    by_hand = sum(
+        decay[layer][name] / (2 * 364) * (np.asarray(w, np.float64) ** 2).sum()
+        for layer, tensors in weights.items()
+        for name, w in tensors.items()
+    )
+    assert float(potential.regularizer(weights)) == pytest.approx(by_hand, rel=1e-6)
+    batch = small_task.train.batch
+    loss = float(potential.loss(weights, batch))
+    exact = exact_energy(potential, weights, small_task.train, chunk_size=300)
+    assert float(exact.high) + float(exact.low) == pytest.approx(loss + by_hand, rel=1e-6)
+    direct = jax.grad(potential.energy)(weights, batch)
+    composed = potential.add_regularizer_gradient(weights, jax.grad(potential.loss)(weights, batch))
+    for a, b in zip(jax.tree.leaves(direct), jax.tree.leaves(composed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+    assert potential.smallest_stiffness(364) == 0
+    assert potential.has_regularizer
+    assert not potential.holds_every_weight
+
+
+def test_equal_groups_are_one_number(small_task):
+    one = pl.classification(small_task.network.apply, weight_decay=5.0)
+    groups = pl.classification(small_task.network.apply, weight_decay={"layer1.*": 5.0, "*": 5.0})
+    weights, batch = small_task.weights, small_task.train.batch
+    assert float(groups.energy(weights, batch)) == pytest.approx(float(one.energy(weights, batch)), rel=1e-7)
+    assert groups.smallest_stiffness(364) == one.smallest_stiffness(364) == one.stiffness(weights)
+
+
+@pytest.mark.parametrize(
+    ("decay", "message"),
+    [
+        ({"layer9.*": 1.0, "*": 1.0}, "'layer9.\\*' matches no tensor; the names are layer1.bias"),
+        ({"layer1.*": 1.0}, "has no pattern for layer2.bias; add one"),
+        ({"*": -1.0}, "negative"),
+        ({"*": "much"}, "not a finite number"),
+        ({}, "map patterns to numbers"),
+        ({1: 2.0}, "map patterns to numbers"),
+    ],
+)
+def test_bad_groups_are_refused(small_task, decay, message):
+    with pytest.raises(ValueError, match=message):
+        pl.classification(small_task.network.apply, weight_decay=decay).check(small_task.weights, small_task.train)
+
+
+def test_masses_respect_the_stiffest_group():
+    """A silent tensor takes its mass from its own λ: ω² = (λ/N)/M with ω·δt = 0.1."""
+    potential = pl.Potential(
+        lambda w, batch: batch[0] * w["noisy"][0], weight_decay={"quiet": 8.0, "stiff": 80.0, "*": 1.0}
+    )
+    weights = {"noisy": jnp.zeros(2), "quiet": jnp.zeros(1), "stiff": jnp.zeros(1)}
+    dataset = pl.Dataset(np.linspace(-1e-6, 1e-6, 50), np.zeros(50))
+    sampler = pl.pseudo_langevin(potential, dataset, batch_size=10, variance_max_batches=100)
+    state = jax.jit(sampler.kernel.init)(jax.random.key(0), weights, jnp.asarray(1.0), dataset)
+    assert float(state.masses["quiet"][0]) == pytest.approx(8.0 / 4 / 0.1**2, rel=1e-5)
+    assert float(state.masses["stiff"][0]) == pytest.approx(80.0 / 4 / 0.1**2, rel=1e-5)
+
+
+def test_every_group_has_its_own_prior():
+    """Where the data say nothing, ⟨w²⟩ = T·N/λ_g in each group; hMC is exact and its virial is T."""
+    potential = pl.Potential(lambda w, batch: 0 * batch[0], weight_decay={"a": 100.0, "b": 400.0})
+    weights = {"a": jnp.zeros(50), "b": jnp.zeros(50)}
+    dataset = pl.Dataset(np.zeros(4), np.zeros(4))
+    sampler = pl.hybrid_monte_carlo(potential, dataset, num_leapfrog_steps=5, time_step=0.35)
+    result = pl.sample(
+        sampler, weights, temperatures=[0.3], num_chains=8, num_steps=400, record_every=4, keep_weights_every=1, key=0
+    )
+    trace = result.trace.isel(draw=slice(10, None))
+    # 8 chains × 90 draws × 50 weights, an autocorrelation of a few moves: 2 % is about four standard errors.
+    for name, variance in [("a", 0.3), ("b", 0.075)]:
+        assert result.samples is not None
+        assert float((result.samples[name][:, :, 10:].astype(np.float64) ** 2).mean()) == pytest.approx(
+            variance, rel=0.02
+        )
+    assert float(trace.virial_temperature.mean()) == pytest.approx(0.3, rel=0.02)
+    np.testing.assert_allclose(trace.layer_virial_temperature.mean(["temperature", "chain", "draw"]), 0.3, rtol=0.02)
+    np.testing.assert_allclose(trace.potential.mean(), 0.5 * 100 * 0.3, rtol=0.02)
+    assert float(np.abs(trace.energy_error).max()) < 3
+    assert pl.certificate(result).num_weights == 100
+
+
+def test_next_token_by_hand():
+    table = np.random.default_rng(0).normal(size=(4, 4))
+    tokens = np.asarray([[0, 1, 2, 3], [3, 3, 0, 1]])
+    targets = np.asarray([[1, 2, 3, 0], [3, 0, -1, -1]])
+    potential = pl.next_token(lambda w, x: w["table"][x], padding=-1)
+    log_probabilities = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
+    by_hand = [
+        -np.mean([log_probabilities[0, 1], log_probabilities[1, 2], log_probabilities[2, 3], log_probabilities[3, 0]]),
+        -np.mean([log_probabilities[3, 3], log_probabilities[3, 0]]),
+    ]
+    wrong = [
+        np.mean([table[i].argmax() != j for i, j in pairs])
+        for pairs in ([(0, 1), (1, 2), (2, 3), (3, 0)], [(3, 3), (3, 0)])
+    ]
+    weights, batch = {"table": jnp.asarray(table, jnp.float32)}, (jnp.asarray(tokens), jnp.asarray(targets))
+    np.testing.assert_allclose(potential.per_example_loss(weights, batch), by_hand, rtol=1e-5)
+    assert potential.per_example_error is not None
+    np.testing.assert_allclose(potential.per_example_error(weights, batch), wrong, rtol=1e-6)
+    assert np.all(np.isfinite(jax.grad(potential.energy)(weights, batch)["table"]))
+    potential.check(weights, pl.Dataset(tokens, targets))
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (np.asarray([[1, 2], [4, 0]]), "token 4, out of range for 4 outputs"),
+        (np.asarray([[1, 2], [-2, 0]]), "token -2, out of range"),
+        (np.asarray([[1, 2], [-1, -1]]), "sequence 1 are all padding"),
+        (np.asarray([[1.0, 2.0], [0.0, 0.0]]), "cast with"),
+        (np.asarray([1, 2]), "logits \\(S, L, K\\) and targets \\(S, L\\)"),
+    ],
+)
+def test_bad_tokens_are_refused(targets, message):
+    potential = pl.next_token(lambda w, x: w[x], padding=-1)
+    with pytest.raises(ValueError, match=message):
+        potential.check(jnp.zeros((4, 4)), pl.Dataset(np.zeros((2, 2), np.int32), targets))
+
+
+def test_inputs_and_targets_may_be_pytrees():
+    """A loss of two inputs and two targets runs through batches, chunks and observables."""
+    rng = np.random.default_rng(0)
+    inputs = {"left": rng.normal(size=(40, 2)), "right": rng.normal(size=(40, 3))}
+    targets = (rng.normal(size=40), rng.integers(0, 2, size=40))
+
+    def loss(w, batch):
+        x, (y, flag) = batch
+        return (x["left"] @ w["left"] + x["right"] @ w["right"] - y) ** 2 * (1 + flag)
+
+    dataset = pl.Dataset(inputs, targets)
+    weights = {"left": jnp.zeros(2), "right": jnp.zeros(3)}
+    sampler = pl.pseudo_langevin(pl.Potential(loss, weight_decay=1.0), dataset, batch_size=8, variance_max_batches=100)
+    result = pl.sample(sampler, weights, temperatures=[0.1], num_steps=20, record_every=10, key=0, chunk_size=16)
+    by_hand = np.mean(loss(jax.tree.map(lambda w: np.asarray(w[0, 0]), result.weights), (inputs, targets)))
+    assert float(result.trace.loss[0, 0, -1]) == pytest.approx(by_hand, rel=1e-5)

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from jax.sharding import Mesh
 
-from . import hosts, observables, trees
+from . import hosts, observables, prefetch, trees
 from .checks import check_integer
 from .data import Dataset
 from .gradients import DEFAULT_CHUNK_SIZE
@@ -31,6 +31,7 @@ from .progress import progress_bar
 from .reports import Reporter
 from .samplers import base
 from .samplers.base import Kernel, Sampler
+from .streamed import StreamedDataset
 from .types import Array, Key, Status, Weights
 
 MAX_STEPS = 2**31 - 1
@@ -179,7 +180,7 @@ class Plan:
         observe = partial(_observe, self.sampler.kernel, self.observer)
         shapes = jax.eval_shape(observe, states, self.observed, self.test)
         zeros = {name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()}
-        record = observables.to_host(zeros, 0.0)
+        record = observables.to_host(zeros)
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
         return self.trace(self.layout.unflatten(stacked), one).assign_attrs(record_every=self.record_every)
@@ -251,6 +252,10 @@ def make_plan(
         check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)
         observed = observed.head(observe_examples)
     layout = Layout(tuple(values), num_chains)
+    if isinstance(sampler.dataset, StreamedDataset):
+        placement = Placement() if placement is None else placement
+        if not isinstance(placement, Placement) or placement.num_devices > 1:
+            raise ValueError(f"placement.{placement}: a StreamedDataset feeds one device; leave the placement out")
     if not isinstance(placement, Mesh):
         placement = Placement.automatic(layout.size) if placement is None else placement
         placement.check(layout.size, sampler.dataset.num_examples)
@@ -288,7 +293,6 @@ def run(
     It may be continued from any record: `start` is that record's step.
     """
     kernel = sampler.kernel
-    stiffness = observer.potential.stiffness(jax.tree.map(lambda w: w[0], states.weights))
     step = start
     while step < stop:
         if (
@@ -303,11 +307,14 @@ def run(
             length = min(length, _to_next_multiple(step, kernel.refresh_every))
         if segment is not None:
             length = min(length, _to_next_multiple(step, segment))
-        states = _advance(kernel, states, sampler.dataset, num_steps=length)
+        if isinstance(sampler.dataset, StreamedDataset) and kernel.batch_size is not None:
+            states = prefetch.advance(kernel, states, sampler.dataset, length)
+        else:
+            states = _advance(kernel, states, sampler.dataset, num_steps=length)
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)
-            yield Record(step, states, observables.to_host(record, stiffness))
+            yield Record(step, states, observables.to_host(record))
         elif step == stop or (segment is not None and step % segment == 0):
             yield Record(step, states, None)
 

@@ -180,12 +180,77 @@ def watch(
     return DONE
 
 
+@app.command(
+    epilog="pseudolangevin temperature run.toml\n\n"
+    "pseudolangevin temperature run.toml --epochs 200 --figure temperature.png"
+)
+def temperature(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to sample.", show_default=False)],
+    overrides: Overrides = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="100"),
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> int:
+    """Find the intermediate temperatures of a configuration, from the training set alone.
+
+    Data, network and potential are those of the file; its temperatures, sampler and start are not used. Exit 0 when the
+    range is bracketed, 1 when the scan is inconclusive (its notes say why).
+    """
+    from . import config
+    from .config.build import build, naming
+    from .temperature import find_temperature
+
+    if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
+        raise config.ConfigError([f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists"])
+    settings = config.read(config_file, overrides or ())
+    experiment = build(settings)
+    sampler = experiment.plan.sampler
+    with naming("temperature"):
+        found = find_temperature(
+            sampler.potential, sampler.dataset, experiment.random_weights(), epochs=epochs, key=settings.seed
+        )
+    if figure is not None:
+        from .temperature_figure import temperature_figure
+
+        temperature_figure(found).savefig(figure)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else found)
+    return DONE if found.conclusive else FAILED
+
+
 @app.command(epilog="pseudolangevin demo --out demo")
 def demo(out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("demo")) -> int:
     """Sample the paper's small network at several temperatures, on the CPU, in minutes."""
     from .demo import run_demo
 
     return run_demo(out)
+
+
+@app.command(epilog="pseudolangevin tune run.toml --seconds 60 --set 'temperatures=[3e-5]'")
+def tune(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to tune.", show_default=False)],
+    overrides: Overrides = None,
+    seconds: Annotated[float, typer.Option(help="Time to spend, not counting the training of the start.")] = 120.0,
+    budget: Annotated[float, typer.Option(help="Largest relative bias of loss, |w|² and error.")] = 0.02,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> int:
+    """Find the settings that diffuse fastest on this machine within a bias budget, at the lowest temperature.
+
+    For pseudo_langevin: batch size, temperature ratio, friction; for hybrid_monte_carlo: time step, leapfrog steps.
+    Exit 1 when no candidate is shown to keep the budget.
+    """
+    from . import config
+    from .tuning.command import tune_settings
+
+    tuned = tune_settings(config.read(config_file, overrides or ()), seconds=seconds, bias_budget=budget)
+    if as_json:
+        print(json.dumps(tuned.to_dict(), indent=2))
+    else:
+        print(tuned)
+        print(tuned.to_toml())
+    return DONE if tuned.within_budget else FAILED
 
 
 @app.command(epilog="pseudolangevin reproduce thermodynamics --scale smoke --out results")

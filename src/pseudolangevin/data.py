@@ -15,6 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .types import Array, Batch, Key
 
 Carry = TypeVar("Carry")
+CHECKED = 2**16
+"""Examples that are checked at a time; larger data than memory may be on disk."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -36,12 +38,7 @@ class Dataset:
 
     def __init__(self, inputs: Any, targets: Any) -> None:
         """Check the arrays and put them on the default device."""
-        num_inputs = _check_arrays("inputs", inputs)
-        num_targets = _check_arrays("targets", targets)
-        if num_inputs != num_targets:
-            raise ValueError(
-                f"inputs has {num_inputs} examples and targets has {num_targets}; they must have the same length"
-            )
+        check_lengths(inputs, targets)
         self.inputs = jax.tree.map(jnp.asarray, inputs)
         self.targets = jax.tree.map(jnp.asarray, targets)
 
@@ -58,6 +55,30 @@ class Dataset:
     def head(self, num_examples: int) -> Dataset:
         """The first examples."""
         return Dataset.tree_unflatten(self.mesh, jax.tree.map(lambda array: array[:num_examples], self.batch))
+
+    def take(self, indices: Array) -> Batch:
+        """The examples with these indices."""
+        return jax.tree.map(lambda array: array[indices], self.batch)
+
+    def draw(self, key: Key, batch_size: int) -> Batch:
+        """What `draw_batch` returns."""
+        return _shared_out(self.take(draw_indices(key, self.num_examples, batch_size)), self)
+
+    def chunk(self, start: Array, size: int) -> Batch:
+        """`size` examples from `start` on; of each shard, where there are several."""
+        num_shards = self.num_shards
+        shard_size = self.num_examples // num_shards
+
+        def taken(array: Array) -> Array:
+            shards = array.reshape(num_shards, shard_size, *array.shape[1:])
+            part = lax.dynamic_slice_in_dim(shards, start, size, axis=1)
+            return part.reshape(num_shards * size, *array.shape[1:])
+
+        return _shared_out(jax.tree.map(taken, self.batch), self)
+
+    def shapes(self, num_examples: int) -> Batch:
+        """Shapes and types of a batch of so many examples."""
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((num_examples, *a.shape[1:]), a.dtype), self.batch)
 
     def with_mesh(self, mesh: Mesh) -> Dataset:
         """The same arrays, which lie on `mesh`."""
@@ -113,6 +134,29 @@ class ValidatedDataset(Dataset):
         return dataset
 
 
+class Drawn(Dataset):
+    """A data set of which the next mini-batch was drawn before: where one is asked for, it is this one."""
+
+    def __init__(self, drawn: Batch, dataset: Dataset) -> None:
+        """The batch, and what it was drawn from."""
+        self.inputs, self.targets = dataset.inputs, dataset.targets
+        self._drawn = drawn
+
+    def draw(self, key: Key, batch_size: int) -> Batch:
+        """The mini-batch, whatever the key: it was drawn with that key."""
+        del key, batch_size
+        return self._drawn
+
+
+def check_lengths(inputs: Any, targets: Any) -> None:
+    """Refuse arrays that are no data set: not numbers, not finite, or not one row per example."""
+    num_inputs, num_targets = _check_arrays("inputs", inputs), _check_arrays("targets", targets)
+    if num_inputs != num_targets:
+        raise ValueError(
+            f"inputs has {num_inputs} examples and targets has {num_targets}; they must have the same length"
+        )
+
+
 def _check_arrays(name: str, tree: Any) -> int:
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -130,12 +174,17 @@ def _check_arrays(name: str, tree: Any) -> int:
             raise ValueError(f"{name} has dtype {dtype}; pass numbers, for example integer class labels")
         if jnp.issubdtype(dtype, jnp.inexact):
             stored = jax.dtypes.canonicalize_dtype(dtype)  # float32 for float64, unless x64 is on
-            wide = np.asarray(leaf).astype(np.complex128 if jnp.iscomplexobj(leaf) else np.float64)
-            if not np.all(np.abs(wide) <= float(jnp.finfo(stored).max)):
+            largest = float(jnp.finfo(stored).max)
+            if not all(_within(leaf[start : start + CHECKED], largest) for start in range(0, shape[0], CHECKED)):
                 raise ValueError(f"{name} holds NaN or infinity as {stored}; remove or repair those examples")
     if len(lengths) > 1:
         raise ValueError(f"the arrays in {name} have different numbers of examples: {sorted(lengths)}")
     return int(lengths.pop())
+
+
+def _within(part: Any, largest: float) -> bool:
+    values = np.asarray(part)
+    return bool(np.all(np.abs(values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)) <= largest))
 
 
 def draw_batch(key: Key, dataset: Dataset, batch_size: int) -> Batch:
@@ -143,8 +192,12 @@ def draw_batch(key: Key, dataset: Dataset, batch_size: int) -> Batch:
 
     The indices are global: which examples are drawn does not depend on how the data set is split.
     """
-    indices = jax.random.randint(key, (batch_size,), 0, dataset.num_examples)
-    return _shared_out(jax.tree.map(lambda array: array[indices], dataset.batch), dataset)
+    return dataset.draw(key, batch_size)
+
+
+def draw_indices(key: Key, num_examples: int, batch_size: int) -> Array:
+    """Which examples a batch has: a function of the key alone, wherever the examples are kept."""
+    return jax.random.randint(key, (batch_size,), 0, num_examples)
 
 
 def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, dataset: Dataset, chunk_size: int) -> Carry:
@@ -163,14 +216,7 @@ def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, data
         first_new = chunk * chunk_size
         start = jnp.minimum(first_new, shard_size - chunk_size)
         mask = start + jnp.arange(chunk_size) >= first_new
-
-        def take(array: Array) -> Array:
-            shards = array.reshape(num_shards, shard_size, *array.shape[1:])
-            taken = lax.dynamic_slice_in_dim(shards, start, chunk_size, axis=1)
-            return taken.reshape(num_shards * chunk_size, *array.shape[1:])
-
-        batch = _shared_out(jax.tree.map(take, dataset.batch), dataset)
-        return fold(carry, batch, jnp.tile(mask, num_shards)), None
+        return fold(carry, dataset.chunk(start, chunk_size), jnp.tile(mask, num_shards)), None
 
     return lax.scan(body, carry, jnp.arange(num_chunks))[0]
 

@@ -21,7 +21,7 @@ from .potential import Layered, Potential, cross_entropy
 from .types import Array, Batch, Weights
 
 
-def fits(potential: Potential, batch: Batch, precision: str | None) -> bool:
+def fits(potential: Potential, batch: Batch, precision: str | None, *, split: bool = False) -> bool:
     """Whether the kernels cover this: cross-entropy on two hidden layers, all but the first hidden one narrow.
 
     Kernels round factors to bfloat16, so they are not for a higher `precision` that was asked for. Several devices
@@ -31,7 +31,7 @@ def fits(potential: Potential, batch: Batch, precision: str | None) -> bool:
     layered, inputs = potential.layered, batch[0]
     if layered is None or layered.output_loss is not cross_entropy or len(layered.network.sizes) != 4:
         return False
-    if precision not in (None, "bfloat16") or jax.device_count() > 1:
+    if precision not in (None, "bfloat16") or split:
         return False
     num_in, hidden, narrow, num_out = layered.network.sizes
     if not isinstance(inputs, jax.Array) or num_in >= NARROW or narrow > NARROW or num_out > CLASSES:
@@ -40,14 +40,19 @@ def fits(potential: Potential, batch: Batch, precision: str | None) -> bool:
     return hidden / blocks.hidden <= 4 * inputs.shape[0] / blocks.rows
 
 
-def loss_gradient(potential: Potential, weights: Weights, batch: Batch, precision: str | None = None) -> Weights:
-    """∇ of the mean loss of a batch, without the regulariser: by the kernels on an NVIDIA GPU, plainly elsewhere."""
+def loss_gradient(
+    potential: Potential, weights: Weights, batch: Batch, precision: str | None = None, *, split: bool = False
+) -> Weights:
+    """∇ of the mean loss of a batch, without the regulariser: by the kernels on an NVIDIA GPU, plainly elsewhere.
+
+    `split` says that chains, data or weights are spread over several devices.
+    """
 
     def plain(weights: Weights, batch: Batch) -> Weights:
         with jax.default_matmul_precision(precision):
             return jax.grad(potential.loss)(weights, batch)
 
-    if not fits(potential, batch, precision):
+    if not fits(potential, batch, precision, split=split):
         return plain(weights, batch)
     assert potential.layered is not None
     return lax.platform_dependent(weights, batch, cuda=_by_kernels(potential.layered), default=plain)

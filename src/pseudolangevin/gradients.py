@@ -37,7 +37,8 @@ def minibatch(potential: Potential, batch_size: int, precision: str | None = Non
 
     def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
         batch = draw_batch(key, dataset, batch_size)
-        return potential.add_regularizer_gradient(weights, fused.loss_gradient(potential, weights, batch, precision))
+        gradient = fused.loss_gradient(potential, weights, batch, precision, split=dataset.mesh is not None)
+        return potential.add_regularizer_gradient(weights, gradient)
 
     return gradient
 
@@ -109,8 +110,7 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
 
     num_classes = 0
     if potential.class_scores is not None:
-        first = jax.eval_shape(lambda data: data.head(1).inputs, dataset)
-        num_classes = jax.eval_shape(potential.class_scores, weights, first).shape[-1]
+        num_classes = jax.eval_shape(potential.class_scores, weights, dataset.shapes(1)[0]).shape[-1]
     error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
     low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
     carry = (compensated.zero(), error, trees.zeros_like(weights), low, high)
@@ -139,9 +139,14 @@ def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk
     (about 1e-7 each, of random sign), not by their sum: about 1e-9 on 50 000 examples.
     """
     loss = exact_mean(potential.per_example_loss, weights, dataset, chunk_size)
-    if not potential.weight_decay:
+    if not potential.has_regularizer:
         return loss
-    return compensated.add(loss, compensated.scale(sum_of_squares(weights), 0.5 * potential.stiffness(weights)))
+    stiffness = trees.spread(potential.stiffness(weights), weights)
+    squares = [
+        compensated.scale(compensated.total_of_squares(leaf), 0.5 * k)
+        for leaf, k in zip(jax.tree.leaves(weights), jax.tree.leaves(stiffness), strict=True)
+    ]
+    return functools.reduce(compensated.add, squares, loss)
 
 
 def sum_of_squares(tree: Weights) -> Sum:

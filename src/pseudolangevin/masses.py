@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import trees
 from .checks import as_number
 from .types import Array, Weights
 
@@ -112,14 +113,15 @@ def floor_variance(variance: Weights, fraction: float) -> Weights:
     return jax.tree.map(lambda v, mean: jnp.maximum(v, fraction * jnp.where(mean > 0, mean, fallback)), variance, means)
 
 
-def at_least(masses: Weights, minimum: float) -> Weights:
-    """Masses raised to a common minimum."""
-    return jax.tree.map(lambda m: jnp.maximum(m, minimum), masses)
+def at_least(masses: Weights, minimum: Any) -> Weights:
+    """Masses raised to a common minimum, or to one for each tensor."""
+    return jax.tree.map(jnp.maximum, masses, trees.spread(minimum, masses))
 
 
-def stable_minimum(stiffness: float, time_step: float, max_frequency: float) -> float:
-    """The mass at which the regulariser alone, ω² = (λ/N)/M, oscillates with ω·δt = `max_frequency`."""
-    return stiffness * (time_step / max_frequency) ** 2
+def stable_minimum(stiffness: Any, time_step: float, max_frequency: float) -> Any:
+    """The mass at which the regulariser alone, ω² = (λ/N)/M, oscillates with ω·δt = `max_frequency`; of each tensor
+    where λ/N is."""
+    return jax.tree.map(lambda k: k * (time_step / max_frequency) ** 2, stiffness)
 
 
 def group_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, ...]:

@@ -74,6 +74,7 @@ class Observer:
         record = {
             "loss": jnp.stack(sums.loss),
             "squared_norm": squared_norm,
+            "regularizer": self.potential.regularizer(weights),
             "virial_temperature": trees.dot(weights, sums.gradient) / float(trees.num_weights(weights)),
             "layer_virial_temperature": layer_virial_temperatures(weights, sums.gradient),
             "status": state.status,
@@ -96,11 +97,11 @@ def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:
     return jnp.stack([trees.dot(w, g) / float(trees.num_weights(w)) for w, g in pairs])
 
 
-def to_host(record: Mapping[str, Array | np.ndarray], stiffness: float) -> dict[str, np.ndarray]:
+def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
     """A record as float64 NumPy arrays, the compensated pairs added up, and U formed from them."""
     host = jax.device_get(dict(record))  # all copies at once: on a GPU each waits tens of microseconds
     host["loss"] = host["loss"].astype(np.float64).sum(axis=-1)
-    host["potential"] = host["loss"] + 0.5 * stiffness * host["squared_norm"].astype(np.float64)
+    host["potential"] = host["loss"] + host.pop("regularizer")
     return {
         name: value.astype(np.float64) if np.issubdtype(value.dtype, np.floating) else value
         for name, value in host.items()

@@ -16,6 +16,7 @@ import numpy as np
 from .chains import Plan
 from .config import Settings
 from .config.build import Experiment
+from .data import CHECKED
 
 PACKAGES = ("pseudolangevin", "jax", "jaxlib", "numpy", "optax", "zarr", "orbax-checkpoint")
 
@@ -56,10 +57,13 @@ def version_of(package: str) -> str:
 def data_hash(plan: Plan) -> str:
     """SHA-256 of the training set and the test set: types, shapes, numbers."""
     digest = hashlib.sha256()
-    for leaf in jax.tree.leaves((plan.sampler.dataset, plan.test)):
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{array.dtype.str} {array.shape}".encode())
-        digest.update(array.data)
+    validation = getattr(plan.sampler.dataset, "validation", None)
+    parts = [part.batch for part in (plan.sampler.dataset, validation, plan.test) if part is not None]
+    for leaf in jax.tree.leaves(parts):
+        digest.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
+        whole = leaf if not isinstance(leaf, jax.Array) else np.asarray(leaf)
+        for start in range(0, leaf.shape[0], CHECKED):  # a data set on disk need not fit into memory
+            digest.update(np.ascontiguousarray(whole[start : start + CHECKED]).data)
     return digest.hexdigest()
 
 

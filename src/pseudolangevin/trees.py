@@ -43,7 +43,7 @@ def normal_like(key: Key, weights: Weights) -> Weights:
     """
     leaves, structure = jax.tree.flatten(weights)
     sizes = [0 if leaf.size >= LARGE else leaf.size for leaf in leaves]
-    flat = _normal(key, sum(sizes), jnp.result_type(*leaves))
+    flat = _normal(key, sum(sizes), jnp.result_type(*leaves)) if any(sizes) else jnp.zeros(0)
     pieces = []
     for index, (leaf, size, end) in enumerate(zip(leaves, sizes, itertools.accumulate(sizes), strict=True)):
         if leaf.size >= LARGE:
@@ -65,6 +65,11 @@ def _normal(key: Key, num: int, dtype: Any) -> Array:
     # The centres of 2²⁴ equal cells of (−1, 1): symmetric, and never ±1.
     uniform = ((bits >> 8).astype(jnp.float32) - (2**23 - 0.5)) * 2.0**-23
     return math.sqrt(2) * jax.lax.erf_inv(uniform)
+
+
+def spread(value: Any, weights: Weights) -> Weights:
+    """One number as a tree with that number for every tensor; a tree shaped like `weights` as it is."""
+    return jax.tree.map(lambda _: value, weights) if jax.tree_util.all_leaves([value]) else value
 
 
 def zeros_like(weights: Weights) -> Weights:

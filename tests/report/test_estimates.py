@@ -43,6 +43,7 @@ def test_published_values_are_for_the_published_system() -> None:
     assert published_averages(11_161, {}) == []
     assert published_averages(None, {}) == []
     assert published_averages(11_160, {"weight_decay": 1.0}) == []
+    assert published_averages(11_160, {"weight_decay": {"*": 10.0611}}) == []
     large = published_averages(1_006_110, {})
     assert large[0].at(1e-6, "test_error") == 0.113465
     assert large[0].at(1e-6, "error") == 0.112455

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import zarr
 
 from ..data import Dataset
+from ..streamed import StreamedDataset
 from ..trees import named_leaves
 from ..types import Weights
 
 NPY_MAGIC = b"\x93NUMPY"
 
 
-def read_dataset(file: str | None, inputs: str | None, targets: str | None) -> Dataset | None:
-    """A data set from one .npz file or two .npy files; None where no file is named."""
+def read_dataset(file: str | None, inputs: str | None, targets: str | None, *, stream: bool = False) -> Dataset | None:
+    """A data set from one .npz file or two .npy files; None where no file is named.
+
+    With `stream`, the two may be folders of Zarr arrays as well, and stay where they are.
+    """
     if file is not None:
         archive = _load(file)
         if not isinstance(archive, dict):
@@ -27,7 +33,19 @@ def read_dataset(file: str | None, inputs: str | None, targets: str | None) -> D
         return Dataset(archive["inputs"], archive["targets"])
     if inputs is None or targets is None:
         return None
+    if stream:
+        return StreamedDataset(_stored_array(inputs), _stored_array(targets))
     return Dataset(_one_array(inputs), _one_array(targets))
+
+
+def _stored_array(file: str) -> Any:
+    if not Path(file).is_dir():
+        return _one_array(file)
+    try:
+        return zarr.open_array(file, mode="r")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file} is not a Zarr array: {why}; give its folder, or a .npy file") from None
 
 
 def read_weights(file: str, shape: Weights) -> Weights:

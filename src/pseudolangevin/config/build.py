@@ -56,6 +56,10 @@ class Experiment:
         """Shapes and types of one chain's weights."""
         return jax.eval_shape(self.network.init, jax.random.key(0))
 
+    def random_weights(self) -> Weights:
+        """Random weights of one chain."""
+        return self.network.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))
+
     def starting_weights(self, stop_asked: Callable[[], bool] = lambda: False) -> Weights:
         """The weights the chains begin with, as `sample` takes them."""
         start = self.settings.start
@@ -158,7 +162,7 @@ def _trainer(energy: Potential, train: Dataset, start: Any) -> Sampler:
 def _data(task: Any) -> tuple[Dataset, Dataset | None]:
     if isinstance(task, Files):
         test = arrays.read_dataset(task.test_file, task.test_inputs, task.test_targets)
-        train = arrays.read_dataset(task.file, task.inputs, task.targets)
+        train = arrays.read_dataset(task.file, task.inputs, task.targets, stream=task.stream)
         assert train is not None
         return train, test
     splits = TASKS[task.kind](jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))

@@ -5,10 +5,11 @@ The default is the paper's smallest network (N = 11 160), at two temperatures, i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainValidator, field_validator, model_validator
 
 from .. import tasks
 from ..chains import MAX_STEPS
@@ -80,8 +81,14 @@ class Files(Section):
     test_inputs: Name | None = Field(default=None, description="optional test set, as `inputs`")
     test_targets: Name | None = Field(default=None, description="optional test set, as `targets`")
 
+    stream: bool = Field(
+        default=False, description="leave inputs and targets on disk (.npy or Zarr) and fetch mini-batches ahead"
+    )
+
     @model_validator(mode="after")
     def _one_source(self) -> Files:
+        if self.stream and self.file is not None:
+            raise ValueError("stream = true needs inputs and targets as .npy files or Zarr folders, not file")
         for prefix in ("", "test_"):
             file, pair = (
                 getattr(self, prefix + "file"),
@@ -107,13 +114,32 @@ class Network(Section):
     )
 
 
+def _weight_decay(value: Any) -> float | dict[str, float]:
+    table = value if isinstance(value, dict) else {"*": value}
+    if not table:
+        raise ValueError('no pattern; write a number, or a table such as { "*.bias" = 1.0, "*" = 9.0 }')
+    for pattern, decay in table.items():
+        where = f"{pattern!r} " if isinstance(value, dict) else ""
+        if isinstance(decay, bool) or not isinstance(decay, int | float):
+            raise ValueError(f"{where}must be a number, or a table of patterns and numbers")
+        if not math.isfinite(decay):
+            raise ValueError(f"{where}must be finite")
+        if decay < 0:
+            raise ValueError(f"{where}must be at least 0, or exp(−U/T) is not normalisable")
+    return {pattern: float(decay) for pattern, decay in table.items()} if isinstance(value, dict) else float(value)
+
+
 class PotentialSettings(Section):
     """U = mean loss + λ/(2N)·|w|²."""
 
     kind: Literal["classification", "regression"] = Field(
         default="classification", description="cross-entropy or squared error"
     )
-    weight_decay: float = Field(default=10.0611, ge=0, description="λ of the regulariser λ/(2N)·|w|²")
+    weight_decay: Annotated[float | dict[str, float], PlainValidator(_weight_decay)] = Field(
+        default=10.0611,
+        description="λ of the regulariser λ/(2N)·|w|²; or by tensor, of which the first pattern holds: "
+        '{ "*.bias" = 1.0, "*" = 9.0 }',
+    )
 
 
 class RandomStart(Section):

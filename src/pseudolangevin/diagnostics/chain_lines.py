@@ -222,13 +222,13 @@ def _thermal_error(chain: Chain, variable: str, mean: float) -> float | None:
     """Error of the difference of two independent draws at equilibrium, at most, in units of the stationarity lines.
 
     A change far beyond it is relaxation, however few and smooth the draws. The variance of U is T² times the heat
-    capacity, N/2 for independent oscillators. With k = λ/N the curvature of the regulariser, the variance of |w|² is at
-    most 4·⟨|w|²⟩·T/k where the loss is convex (Brascamp and Lieb), twice that of N weights that feel nothing else. Both
-    are multiplied by `HEAT_CAPACITY`, for losses that are not.
+    capacity, N/2 for independent oscillators. With k = λ/N the curvature of the regulariser (the smallest, where groups
+    differ), the variance of |w|² is at most 4·⟨|w|²⟩·T/k where the loss is convex (Brascamp and Lieb), twice that of N
+    weights that feel nothing else. Both are multiplied by `HEAT_CAPACITY`, for losses that are not.
     """
     if chain.temperature is None:
         return None
     if variable == "potential":
         return math.sqrt(2 * HEAT_CAPACITY * 2 / chain.num_weights)
-    stiffness = chain.sampler.potential.weight_decay / chain.num_weights
+    stiffness = chain.sampler.potential.smallest_stiffness(chain.num_weights)
     return math.sqrt(2 * HEAT_CAPACITY * 4 * chain.temperature / (stiffness * mean)) if stiffness * mean > 0 else None

@@ -8,7 +8,11 @@ from pathlib import Path
 MODULES = {
     "noise": "noise",
     "thermodynamics": "thermodynamics",
+    "performance": "performance",
+    "variants": "variants",
+    "batch-size": "batch_size",
     "prediction-vs-size": "prediction_vs_size",
+    "suboptimal": "suboptimal",
     "generalization": "generalization",
     "fashion": "fashion",
 }

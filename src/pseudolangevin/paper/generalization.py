@@ -76,8 +76,8 @@ SETTINGS = {
         ),
         total_seconds=330,
         record_every=500,
-        refresh_every=3_200,
-        warmup_refreshes=6,
+        refresh_every=4_000,
+        warmup_refreshes=3,
         variance_max_batches=200,
         learning_rate=1e-5,
         adam_record_every=5_000,
@@ -98,7 +98,7 @@ SETTINGS = {
         total_seconds=300,
         record_every=100,
         refresh_every=1_600,
-        warmup_refreshes=5,
+        warmup_refreshes=4,
         variance_max_batches=200,
         learning_rate=1e-3,
         adam_record_every=500,
@@ -213,7 +213,7 @@ def _outcome(phase: Phase, run: TimedRun, task: SpinTask, settings: Settings) ->
     averages["gradient_variance"] = _variance(first_two_layers(trace, run.weights))
     layers = tuple(_variance(values) for values in trace["gradient_variance"].values.T)
     virial = average(trace["virial_temperature"].values, burn_in=0.5).mean / phase.temperature
-    record |= {name: value.mean for name, value in averages.items()}
+    record |= {"averages": {name: value.mean for name, value in averages.items()}}
     record |= {"layer_gradient_variances": [v.mean for v in layers], "virial_over_temperature": virial}
     return Outcome(phase, steps, test_errors, averages, layers, record=record)
 

@@ -17,6 +17,7 @@ from ..potential import Potential, classification
 from ..reports import DeadClassWarning
 from ..samplers.adam import adam
 from ..types import Weights
+from .timed import sample_for
 
 WEIGHT_DECAY = 10.0611
 HIDDEN_UNITS = {11_160: 50, 101_610: 500, 1_006_110: 5_000}
@@ -118,6 +119,40 @@ def trained_starts(
         cache.parent.mkdir(parents=True, exist_ok=True)
         np.savez(cache, *jax.tree.leaves(trained))
     return trained
+
+
+def quick_start(
+    task: SpinTask, *, seconds: float, num_candidates: int = 1, record_every: int = 2_000, seed: int = 0
+) -> Weights:
+    """One chain's weights after Adam (batches of 128, learning rate 1e-3) for some seconds.
+
+    Of several candidates the one with the lowest loss among those whose classes are all alive.
+    """
+    inits = [task.network.init(jax.random.key(seed + i)) for i in range(num_candidates)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeadClassWarning)
+        run = sample_for(
+            seconds,
+            adam(task.potential, task.train, learning_rate=1e-3),
+            jax.tree.map(lambda *leaves: np.stack(leaves)[None], *inits),
+            temperatures=None,
+            num_chains=num_candidates,
+            record_every=record_every,
+            max_steps=10_000_000,
+            key=seed,
+        )
+    last = run.trace.isel(temperature=0, draw=-1)
+    order = np.lexsort([last.loss.values, last.dead_class.any("class").values])
+    return jax.tree.map(lambda w: np.asarray(w[0, order[0]]), run.weights)
+
+
+def cached_start(cache: Path, task: SpinTask) -> Weights | None:
+    """The first of the starts that `thermodynamics` trained, where its file is there and fits."""
+    if not cache.exists():
+        return None
+    with np.load(cache, allow_pickle=False) as stored:
+        num_starts = stored[stored.files[0]].shape[1]
+    return jax.tree.map(lambda w: w[0, 0], _read(cache, task, num_starts))
 
 
 def _read(cache: Path, task: SpinTask, num_starts: int) -> Weights:

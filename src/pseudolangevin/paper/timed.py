@@ -13,6 +13,7 @@ import xarray as xr
 
 from ..chains import make_plan
 from ..data import Dataset
+from ..diagnostics.diffusion import Displacements
 from ..gradients import DEFAULT_CHUNK_SIZE
 from ..samplers.base import Sampler
 from ..types import Weights
@@ -63,11 +64,13 @@ def sample_for(
     observe_examples: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     label: str | None = None,
+    displacements: Displacements | None = None,
 ) -> TimedRun:
     """Run for `max_steps` or until `seconds` have passed, whichever comes first; at least one record is made.
 
     The records themselves do not depend on the clock: the run is the beginning of the one that `sample` would make.
-    With a `label`, lines of progress are printed; the other arguments are those of `sample`.
+    With a `label`, lines of progress are printed; `displacements` is shown every record, with the time since the first
+    (the making of records included); the other arguments are those of `sample`.
     """
     plan = make_plan(
         sampler,
@@ -89,6 +92,8 @@ def sample_for(
         if record.observables is not None:
             records.append(record.observables)
             times.append(time.perf_counter() - started)
+            if displacements is not None:
+                displacements.observe(step, times[-1], states.weights)
         elapsed = time.perf_counter() - started
         over = bool(records) and elapsed > seconds
         if label is not None and records and (over or step == max_steps or elapsed > said + SECONDS_BETWEEN_LINES):

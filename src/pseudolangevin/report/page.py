@@ -49,6 +49,8 @@ def report_html(
     kept = estimates.kept(trace, discard)
     config = info.get("config") or {}
     settings = {path.rsplit(".", 1)[-1]: value for path, value in flatten(config).items()}
+    if isinstance(decay := (config.get("potential") or {}).get("weight_decay"), Mapping):
+        settings["weight_decay"] = decay
     published = published_averages(info.get("num_weights"), settings)
     view = View.of(trace)
     averages = {

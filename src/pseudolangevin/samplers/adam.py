@@ -69,6 +69,11 @@ class AdamKernel(Kernel):
     """Steps between validations; None: there is no validation set."""
     patience: int | None = None
     chunk_size: int = DEFAULT_CHUNK_SIZE
+    batch_size: int | None = None
+
+    def batch_key(self, key: Key, step: Array) -> Key:
+        """The only key of a step."""
+        return key_for(key, Stream.STEP, step)
 
     def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> AdamState:
         """Start with empty moments; the start is the best so far."""
@@ -186,7 +191,7 @@ def adam(
     steps_per_decay = max(1, round(decay_epochs * dataset.num_examples / batch_size))
     schedule = optax.exponential_decay(learning_rate, steps_per_decay, decay_factor, staircase=True)
     oracle = gradients.minibatch(potential, batch_size, precision)
-    kernel = AdamKernel(potential, oracle, optax.adam(schedule), validate_every, patience)
+    kernel = AdamKernel(potential, oracle, optax.adam(schedule), validate_every, patience, batch_size=batch_size)
     settings = {
         "batch_size": batch_size,
         "learning_rate": learning_rate,

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import trees
-from ..data import Dataset
+from ..data import Dataset, Drawn
 from ..potential import Potential
-from ..types import Array, Key, Status, Weights
+from ..types import Array, Batch, Key, Status, Weights
 
 
 class ChainState(Protocol):
@@ -55,6 +55,8 @@ Measurements: TypeAlias = dict[str, Array]
 class Kernel(ABC):
     """Pure functions of one chain; compared by identity, so that a compiled program belongs to one kernel."""
 
+    batch_size: int | None = None
+    """Examples that every step draws, with `batch_key`; None where a step is not driven by one mini-batch."""
     refresh_every: int | None = None
     """`refresh` is called at multiples of this many steps, on the chains that are due; None: never."""
 
@@ -65,6 +67,10 @@ class Kernel(ABC):
     @abstractmethod
     def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> Any:
         """The state of a chain at step 0."""
+
+    def batch_key(self, key: Key, step: Array) -> Key:
+        """The key with which the chain of this key draws the mini-batch of a step."""
+        raise NotImplementedError(f"{type(self).__name__} draws no mini-batch")
 
     @abstractmethod
     def step(self, state: Any, dataset: Dataset) -> Any:
@@ -125,7 +131,16 @@ def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> S
 
     A chain that is not is put back to where the segment began, and never moves again.
     """
-    moved = lax.scan(lambda s, _: (kernel.step(s, dataset), None), state, length=num_steps)[0]
+    return _unless_broken(state, lax.scan(lambda s, _: (kernel.step(s, dataset), None), state, length=num_steps)[0])
+
+
+def advance_with(kernel: Kernel, state: State, dataset: Dataset, batches: Batch) -> State:
+    """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`."""
+    moved = lax.scan(lambda s, batch: (kernel.step(s, Drawn(batch, dataset)), None), state, batches)[0]
+    return _unless_broken(state, moved)
+
+
+def _unless_broken(state: State, moved: State) -> State:
     finite = trees.all_finite(moved)
     running = state.status == Status.RUNNING
     stopped = state._replace(status=jnp.where(running & ~finite, Status.NON_FINITE, state.status))

@@ -118,7 +118,7 @@ def pseudo_langevin(
             "every mass would be raised at once; raise the first or lower the second"
         )
     check_interval("reset_probability", reset_probability, 0, 1, "it is a probability")
-    if mass_floor == 0 and potential.weight_decay == 0:
+    if mass_floor == 0 and not potential.holds_every_weight:
         raise ValueError(
             "mass_floor = 0 with weight_decay = 0 leaves weights without noise without a mass; "
             "keep mass_floor at 0.01 or give the potential a weight_decay"
@@ -143,7 +143,7 @@ def pseudo_langevin(
         control_masses=True,
     )
     oracle = gradients.minibatch(potential, batch_size, precision)
-    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control)
+    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control, batch_size=batch_size)
     settings = {
         "batch_size": batch_size,
         "momentum_retention": momentum_retention,
@@ -222,7 +222,9 @@ def naive_pseudo_langevin(
             control_masses=False,
         )
     oracle = gradients.minibatch(potential, batch_size, precision)
-    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control, fixed_masses=mass)
+    kernel = LangevinKernel(
+        potential, oracle, momentum_retention, time_step, control=control, fixed_masses=mass, batch_size=batch_size
+    )
     settings = {
         "batch_size": batch_size,
         "time_step": time_step,

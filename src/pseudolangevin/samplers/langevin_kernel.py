@@ -116,6 +116,7 @@ class LangevinKernel(Kernel):
     """None: 𝒱 is neither measured nor subtracted."""
     fixed_masses: float | Weights | None = None
     """Used where the control does not set them."""
+    batch_size: int | None = None
 
     @property
     def refresh_every(self) -> int | None:  # type: ignore[override]
@@ -163,6 +164,10 @@ class LangevinKernel(Kernel):
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
         )
+
+    def batch_key(self, key: Key, step: Array) -> Key:
+        """The first of the two keys of a step; the other is for the noise."""
+        return jax.random.split(key_for(key, Stream.STEP, step))[0]
 
     def step(self, state: LangevinState, dataset: Dataset) -> LangevinState:
         """eq:PseudoLangevinIntegrator, with a batch and noise of its own."""

@@ -1,0 +1,222 @@
+"""Does `find_temperature` land where the test error is best, and what does it cost beside one Adam training?
+
+    python benchmarks/find_temperature.py 11160 --out benchmarks/results/find-temperature-11160.json
+    python benchmarks/find_temperature.py 1006110 --minutes 6 --out …
+    python benchmarks/find_temperature.py fashion --npz fashion.npz --out …
+
+For each case: (1) Adam from random weights, at the paper's learning rate, until its test error has clearly passed its
+best point; (2) `find_temperature` with at most twice the cost of (1); (3) only then, long chains at every temperature
+scanned and at the recommended one, and their test errors. The .npz file holds inputs, targets, test_inputs and
+test_targets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.stats import spearmanr
+
+import pseudolangevin as pl
+from pseudolangevin import chains, temperature_scan
+from pseudolangevin.paper.spins import HIDDEN_UNITS, spin_task
+
+LARGEST_TEST = 100_000
+SHARE_OF_BUDGET = 0.98
+REFERENCE = (0.003, 0.01, 0.03, 0.1, 0.3, 1.01, 3.0, 10.0)
+"""In units of 1/P."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One task, and the learning rate that the paper gives Adam there."""
+
+    train: pl.Dataset
+    test: pl.Dataset
+    network: Any
+    potential: pl.Potential
+    learning_rate: float
+
+
+def spins(num_weights: int) -> Case:
+    """The paper's spin vectors at one of its three sizes."""
+    task = spin_task(HIDDEN_UNITS[num_weights])
+    test = task.test.head(min(LARGEST_TEST, task.test.num_examples))
+    return Case(task.train, test, task.network, task.potential, 1e-5 if num_weights > 10**6 else 1e-4)
+
+
+def fashion(npz: Path | None, weight_decay: float) -> Case:
+    """Projected FashionMNIST, N = 101 610, from an .npz file."""
+    if npz is None:
+        raise SystemExit("fashion needs --npz FILE with inputs, targets, test_inputs, test_targets")
+    with np.load(npz, allow_pickle=False) as stored:
+        train = pl.Dataset(stored["inputs"], stored["targets"].astype(np.int32))
+        test = pl.Dataset(stored["test_inputs"], stored["test_targets"].astype(np.int32))
+    network = pl.models.feedforward((train.inputs.shape[1], 500, 100, 10))
+    return Case(train, test, network, pl.classification(network.apply, weight_decay=weight_decay), 1e-4)
+
+
+def living_start(case: Case, seed: int, num_candidates: int = 8) -> Any:
+    """The first of some random weights whose classes all show a signal after 400 steps of Adam."""
+    candidates = [case.network.init(jax.random.key(seed + index)) for index in range(num_candidates)]
+    result = pl.sample(
+        pl.adam(case.potential, case.train, learning_rate=1e-3),
+        jax.tree.map(lambda *leaves: np.stack(leaves)[None], *candidates),
+        num_chains=num_candidates,
+        num_steps=400,
+        record_every=400,
+        observe_examples=min(10_000, case.train.num_examples),
+        key=seed,
+    )
+    dead = result.trace.dead_class.values[0, :, -1].any(axis=-1)
+    return candidates[int(np.argmin(dead))]
+
+
+def train_adam(case: Case, start: Any, batch_size: int, learning_rate: float, seconds: float) -> dict[str, Any]:
+    """Test error against examples visited, until it has been past its best for as long again, or by the clock."""
+    num_examples = case.train.num_examples
+    record_every = max(1, num_examples // (4 * batch_size))
+    plan = chains.make_plan(
+        pl.adam(case.potential, case.train, batch_size=batch_size, learning_rate=learning_rate),
+        temperatures=None,
+        num_chains=1,
+        num_steps=2_000 * record_every,
+        record_every=record_every,
+        test=case.test,
+        observe_examples=min(10_000, num_examples),
+    )
+    began, errors, visited = time.perf_counter(), [], []
+    for record in plan.run(plan.init(start, 0), progress=False):
+        errors.append(float(record.observables["test_error"][0]))
+        visited.append(record.step * batch_size)
+        best = int(np.argmin(errors))
+        if len(errors) > max(40, 2 * (best + 1)) or time.perf_counter() - began > seconds:
+            break
+    return {
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "best_test_error": errors[best],
+        "examples_to_best": visited[best],
+        "epochs_to_best": visited[best] / num_examples,
+        "last_test_error": errors[-1],
+        "epochs": visited[-1] / num_examples,
+        "passed_its_best": len(errors) > 2 * (best + 1),
+    }
+
+
+def equilibrium(case: Case, found: pl.TemperatureRange, seconds: float, ratio: float) -> list[dict[str, float]]:
+    """Long chains at every temperature scanned, at the recommended one, and on a fixed grid around 1/P, so that a scan
+    that looked in the wrong place shows; averages over the second half."""
+    num_examples = case.train.num_examples
+    scanned = [float(t) for t in found.curve["temperature"].values]
+    temperatures = sorted({*scanned, found.temperature, *(share / num_examples for share in REFERENCE)})
+    sampler = pl.pseudo_langevin(
+        case.potential,
+        case.train,
+        batch_size=max(64, num_examples // 200),
+        temperature_ratio=ratio,
+        refresh_every=1_024,
+        warmup_refreshes=7,
+        variance_block=50,
+        variance_max_batches=50,
+    )
+    plan = chains.make_plan(
+        sampler,
+        temperatures=temperatures,
+        num_chains=1,
+        num_steps=10_000_000,
+        record_every=250,
+        test=case.test,
+        observe_examples=min(20_000, num_examples),
+    )
+    began, records = time.perf_counter(), []
+    for record in plan.run(plan.init(found.weights, 1), progress=False):
+        records.append(record.observables)
+        if time.perf_counter() - began > seconds:
+            break
+    kept = records[len(records) // 2 :]
+    mean = {name: np.mean([record[name] for record in kept], axis=0) for name in kept[0]}
+    spread = np.std([record["test_error"] for record in kept], axis=0) / np.sqrt(len(kept))
+    variance = temperature_scan.hidden_variance(mean["gradient_variance"], found.weights, None)
+    return [
+        {
+            "temperature": t,
+            "loss": float(mean["loss"][i]),
+            "error": float(mean["error"][i]),
+            "test_error": float(mean["test_error"][i]),
+            "test_error_naive_standard_error": float(spread[i]),
+            "gradient_variance": float(variance[i]),
+            "steps": len(records) * plan.record_every,
+        }
+        for i, t in enumerate(temperatures)
+    ]
+
+
+def main() -> None:
+    """Run one case and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=[*map(str, HIDDEN_UNITS), "fashion"])
+    parser.add_argument("--npz", type=Path)
+    parser.add_argument("--weight-decay", type=float, default=1e3, help="of the case fashion")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of the long chains; Adam gets half as much")
+    parser.add_argument("--adam-batch", type=int, default=128)
+    parser.add_argument("--learning-rate", type=float, help="of Adam; default: the paper's")
+    parser.add_argument("--epochs", type=float, default=np.inf, help="largest budget of the search")
+    parser.add_argument("--ratio", type=float, default=0.03, help="temperature ratio of the long chains")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", (pl.DeadClassWarning, pl.ChainStoppedWarning))
+
+    case = fashion(options.npz, options.weight_decay) if options.case == "fashion" else spins(int(options.case))
+    start = living_start(case, options.seed)
+    learning_rate = options.learning_rate or case.learning_rate
+    adam = train_adam(case, start, options.adam_batch, learning_rate, 30 * options.minutes)
+    print(json.dumps(adam), flush=True)
+
+    began = time.perf_counter()
+    epochs = min(options.epochs, 2 * SHARE_OF_BUDGET * adam["epochs_to_best"])
+    found = pl.find_temperature(case.potential, case.train, start, epochs=epochs, key=options.seed)
+    seconds = time.perf_counter() - began
+    print(found, flush=True)
+
+    rows = equilibrium(case, found, 60 * options.minutes, options.ratio)
+    errors = np.array([row["test_error"] for row in rows])
+    variances = np.array([row["gradient_variance"] for row in rows])
+    finite = np.isfinite(errors) & np.isfinite(variances)
+    scanned = np.isin([row["temperature"] for row in rows], found.curve["temperature"].values) & finite
+    best_scanned = float(errors[scanned].min())
+    recommended = next(row for row in rows if row["temperature"] == found.temperature)
+    report = {
+        "case": options.case,
+        "adam": adam,
+        "found": found.to_dict() | {"seconds": seconds},
+        "long_chains": rows,
+        "best_test_error_scanned": best_scanned,
+        "best_test_error_scanned_or_reference": float(errors[finite].min()),
+        "test_error_at_recommended": recommended["test_error"],
+        "within_0.002_of_scanned": bool(recommended["test_error"] <= best_scanned + 0.002),
+        "within_0.002_of_all": bool(recommended["test_error"] <= errors[finite].min() + 0.002),
+        "cost_over_adam": found.cost / adam["examples_to_best"],
+        "at_most_twice_adam": bool(found.cost <= 2 * adam["examples_to_best"]),
+        "rank_correlation_of_variance_and_test_error": float(spearmanr(variances[finite], errors[finite]).statistic),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "settings": {name: str(value) for name, value in vars(options).items()},
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    for row in rows:
+        print(row)
+    print({name: value for name, value in report.items() if name not in ("found", "long_chains", "adam")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Find the intermediate temperatures from the training set, then look at the test error afterwards.
+
+python examples/find_temperature.py --out temperature.png            # a minute on two cores
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import pseudolangevin as pl
+from pseudolangevin.temperature_figure import temperature_figure
+
+
+def main(arguments: list[str] | None = None) -> pl.TemperatureRange:
+    """Search, draw, and only then sample at some temperatures with the test set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("temperature.png"))
+    parser.add_argument("--examples", type=int, default=20_000)
+    parser.add_argument("--epochs", type=float, help="budget of the search")
+    parser.add_argument("--steps", type=int, default=4_096, help="of the chains afterwards")
+    options = parser.parse_args(arguments)
+
+    train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=options.examples, num_test=5_000, dimension=50)
+    network = pl.models.feedforward((50, 40, 40, 10), output_activation="identity")
+    potential = pl.classification(network.apply, weight_decay=5.0)
+    found = pl.find_temperature(potential, train, network.init(jax.random.key(1)), epochs=options.epochs)
+    print(found)
+    temperature_figure(found).savefig(options.out)
+
+    temperatures = sorted(found.temperature * np.array([0.2, 1.0, 5.0, 25.0]))
+    sampler = pl.pseudo_langevin(potential, train, temperature_ratio=0.03, refresh_every=512, warmup_refreshes=5)
+    result = pl.sample(
+        sampler,
+        found.weights,
+        temperatures=temperatures,
+        num_steps=options.steps,
+        record_every=options.steps // 8,
+        key=0,
+        test=test,
+        progress=False,
+    )
+    late = result.trace.isel(chain=0, draw=slice(result.trace.sizes["draw"] // 2, None)).mean("draw")
+    for temperature, error in zip(temperatures, late.test_error.values, strict=True):
+        print(f"T = {temperature:.3g} ({temperature / found.temperature:g} × recommended): test error {error:.4f}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Fig. 4 and Table A1: diffusion in wall-clock time of hybrid Monte Carlo and pseudo-Langevin at three sizes.
+
+Both are measured as the paper runs them (pL with S = 1 % of P and 𝒯 = 0.01; hMC with unit masses and 1000 steps a move)
+and tuned on this machine, one chain each, from one start. Where a move of 1000 steps does not fit into the time, its
+displacement is bounded from above: a trajectory moves at most as L², as if no force bent it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..diagnostics.diffusion import Diffusion
+from ..published import published_numbers
+from ..samplers.hybrid import hybrid_monte_carlo
+from ..samplers.langevin import pseudo_langevin
+from ..tuning import Measured, Tried, Tuned, tune
+from .race import Course, at_least, describe, plot_displacements, prepare, ratio, run_one, say
+from .results import Reproduction, Row, row
+
+BIAS_BUDGET = 0.02
+PAPER_MOVE = 1_000
+"""Leapfrog steps of the paper's moves."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size at one temperature."""
+
+    course: Course
+    tuning_seconds: float
+    hybrid_seconds: float
+    leapfrog_steps: tuple[int, ...]
+    time_step: float
+    """Of hMC with unit masses, adapted from here."""
+    required_gain: float
+    """D* of tuned pL over tuned hMC."""
+    batch_shares: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
+    refresh_every: int = 5_000
+    """Between measurements of 𝒱 with the paper's settings; shorter where 5000 steps do not fit into the time."""
+
+
+CASES = {
+    "paper": (
+        Case(Course(50, 1e-6, 10, 6, 0, 3, 55_800), 22, 12, (100, 300, 1_000), 0.03, 1.4),
+        Case(Course(50, 3e-5, 10, 6, 0, 3, 55_800), 22, 12, (100, 300, 1_000), 0.03, 4.7),
+        Case(Course(500, 1e-6, 10, 2, 0, 3, 55_800), 20, 16, (30, 100, 1_000), 0.03, 1.0, (0.01, 0.03, 0.1), 2_000),
+        Case(Course(5_000, 1e-6, 10, 1, 0, 6, 20_480), 30, 20, (2, 5), 0.03, 1.0, (0.003, 0.01, 0.03), 1_000),
+    ),
+    "smoke": (
+        Case(Course(4, 4e-4, 5, 6, 0, 5, 9_570), 50, 12, (10, 30, 100), 0.1, 1.0),
+        Case(Course(12, 2e-4, 5, 6, 0, 5, 17_610), 50, 12, (10, 30, 100), 0.1, 1.0),
+    ),
+}
+TIME_LIMIT = {"paper": 200.0, "smoke": 600.0}
+"""No further case is begun after this many seconds."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Both samplers in one case."""
+
+    case: Case
+    num_weights: int
+    paper: Measured
+    langevin: Tuned
+    hybrid: Tuned
+    record: dict[str, Any]
+
+    @property
+    def hybrid_move(self) -> tuple[float, float, bool]:
+        """D*/N and seconds of a move of 1000 steps, and whether they were measured."""
+        longest = max(self.hybrid.tried, key=lambda t: t.settings["num_leapfrog_steps"])
+        factor = PAPER_MOVE / longest.settings["num_leapfrog_steps"]
+        # d² grows at most as L², the time as L.
+        return longest.relative_diffusion * factor, 1e-3 * longest.milliseconds_per_step * factor, factor == 1
+
+    @property
+    def best_hybrid(self) -> float:
+        """D*/N of tuned hMC, an upper bound where the longest moves were not measured."""
+        move, _, measured = self.hybrid_move
+        best = self.hybrid.best.relative_diffusion
+        return best if measured else max(best, move)
+
+
+def reproduce(scale: str, out: Path) -> Reproduction:
+    """Every case; what is done is on disk before the next begins."""
+    started = time.perf_counter()
+    outcomes: list[Outcome] = []
+    starts: dict[int, Any] = {}
+    for case in CASES[scale]:
+        if outcomes and time.perf_counter() - started > TIME_LIMIT[scale]:
+            say(f"time is up: L1 = {case.course.hidden_units} at T = {case.course.temperature:g} is left out")
+            break
+        outcomes.append(compare(case, scale, out, starts))
+        settings = {"cases": [o.record for o in outcomes], "cases_left_out": len(CASES[scale]) - len(outcomes)}
+        rows = [r for outcome in outcomes for r in rows_of(outcome, scale)]
+        seconds = time.perf_counter() - started
+        reproduction = Reproduction("performance", scale, rows, draw(outcomes), settings, case.course.seed, seconds)
+        reproduction.write(out)
+    return reproduction
+
+
+def compare(case: Case, scale: str, out: Path, starts: dict[int, Any]) -> Outcome:
+    """Tune pL (which equilibrates the start), then run the paper's pL and tune hMC from there."""
+    course = case.course
+    if course.hidden_units not in starts:
+        starts.clear()  # one size at a time in memory
+        starts[course.hidden_units] = prepare(course, out)
+    task, start, origin = starts[course.hidden_units]
+    system = (task.potential, task.train)
+    where = f"N = {task.num_weights}, T = {course.temperature:g}"
+    say(f"{where}: tuning pL")
+    langevin = tune(
+        pseudo_langevin(*system),
+        start,
+        temperature=course.temperature,
+        bias_budget=BIAS_BUDGET,
+        seconds=case.tuning_seconds,
+        max_seconds=2 * case.tuning_seconds if scale == "paper" else None,
+        batch_sizes=[max(2, round(share * task.train.num_examples)) for share in case.batch_shares],
+        chunk_size=course.chunk_size,
+        key=course.seed,
+        report=say,
+    )
+    say(f"{where}: pL as in the paper")
+    paper = run_one(
+        course, pseudo_langevin(*system, refresh_every=case.refresh_every, warmup_refreshes=0), langevin.weights
+    )
+    say(f"{where}: tuning hMC")
+    hybrid = tune(
+        hybrid_monte_carlo(
+            *system,
+            num_leapfrog_steps=case.leapfrog_steps[0],
+            time_step=case.time_step,
+            chunk_size=course.chunk_size,
+        ),
+        langevin.weights,
+        temperature=course.temperature,
+        seconds=case.hybrid_seconds,
+        max_seconds=2 * case.hybrid_seconds if scale == "paper" else None,
+        num_leapfrog_steps=case.leapfrog_steps,
+        chunk_size=course.chunk_size,
+        key=course.seed,
+        report=say,
+    )
+    record = asdict(case) | {
+        "num_weights": task.num_weights,
+        "start": origin,
+        "paper_settings": describe(paper),
+        "tuned_langevin": langevin.to_dict(),
+        "tuned_hybrid": hybrid.to_dict(),
+    }
+    return Outcome(case, task.num_weights, paper, langevin, hybrid, record)
+
+
+def rows_of(outcome: Outcome, scale: str) -> list[Row]:
+    """D*/N, ratios, biases, times."""
+    case, best = outcome.case, outcome.langevin.best
+    where = f"at N = {outcome.num_weights}, T = {case.course.temperature:g}"
+    published = _published(outcome.num_weights, case.course.temperature) if scale == "paper" else {}
+    move, move_seconds, move_measured = outcome.hybrid_move
+    bound = "" if move_measured else ", upper bound from shorter moves"
+    rows = [
+        row(f"D*/N {where}, hMC, 1000 steps{bound}", move, published=published.get("hMC")),
+        row(f"D*/N {where}, hMC, tuned", outcome.best_hybrid),
+        row(f"D*/N {where}, pL, S = 1 %, ratio 0.01", outcome.paper.relative_diffusion, published=published.get("pL")),
+        row(f"D*/N {where}, pL, tuned", best.relative_diffusion, standard_error=best.standard_error),
+        row(
+            f"D* {where}, pL over hMC, both as in the paper{bound}",
+            outcome.paper.relative_diffusion / move,
+            published=published["pL"] / published["hMC"] if published else None,
+        ),
+        at_least(
+            f"D* {where}, pL over hMC, both tuned",
+            case.required_gain,
+            (best.relative_diffusion / outcome.best_hybrid, _gain_error(outcome)),
+        ),
+    ]
+    if move_measured:
+        rows.append(_at_equal_intervals(where, best, outcome.hybrid.best))
+    for name, bias in best.bias.items():
+        error = bias.uncertainty if math.isfinite(bias.uncertainty) else None
+        passed = bias.within(BIAS_BUDGET)
+        rows.append(Row(f"bias of {name} {where}, pL, tuned", None, bias.value, error, BIAS_BUDGET, passed))
+    rows += [
+        row(
+            f"seconds per hMC move of 1000 steps {where}" + ("" if move_measured else ", extrapolated"),
+            move_seconds,
+            published=published.get("move"),
+        ),
+        row(f"seconds per pL step {where}", outcome.paper.seconds_per_step, published=published.get("step")),
+        row(
+            f"share of measuring V in a pL step {where} (every {case.refresh_every} steps)",
+            outcome.paper.variance_share,
+            published=published.get("variance_share"),
+        ),
+    ]
+    return rows
+
+
+def _gain_error(outcome: Outcome) -> float | None:
+    return ratio(outcome.langevin.best.diffusion, outcome.hybrid.best.diffusion)[1]
+
+
+def _at_equal_intervals(where: str, langevin: Tried, hybrid: Tried) -> Row:
+    """d²/Δt of both at one Δt, that of a move: pL gets no credit for directions that stop moving before."""
+    if langevin.diffusion is None or hybrid.diffusion is None:
+        return row(f"d² {where}, pL over hMC, both tuned, at the interval of a move", float("nan"))
+    interval = float(hybrid.diffusion.seconds[0])
+    longest = langevin.diffusion.seconds
+    interval = float(np.clip(interval, longest[0], longest[-1]))
+    other = hybrid.diffusion
+    there = other.at(interval)[0] if interval >= other.seconds[0] else other.coefficient[0]
+    value = float(langevin.diffusion.at(interval)[0] / there)
+    return at_least(f"d² {where}, pL over hMC, both tuned, after {interval:.3g} s", 1.0, (value, None))
+
+
+def _published(num_weights: int, temperature: float) -> dict[str, float]:
+    """Table and figure at this size; the values are of other hardware, only ratios compare."""
+    table = published_numbers()["performance"]
+    if not np.isclose(temperature, table["temperature"]):
+        return {}
+    diffusion = {line[0]: line[1:] for line in table["relative_diffusion"]}
+    seconds = {line[0]: line[1:] for line in table["seconds_between_samples"]}
+    if num_weights not in diffusion:
+        return {}
+    hybrid, langevin = diffusion[num_weights]
+    move, step, variance = seconds[num_weights]
+    return {
+        "hMC": hybrid,
+        "pL": langevin,
+        "move": move,
+        "step": step + variance,
+        "variance_share": variance / (step + variance),
+    }
+
+
+def draw(outcomes: list[Outcome]) -> Figure:
+    """D*/N against N above, displacements against time below."""
+    figure = Figure(figsize=(4 * max(2, len(outcomes)), 7), layout="constrained")
+    grid = figure.add_gridspec(2, len(outcomes))
+    axes = figure.add_subplot(grid[0, :])
+    for temperature in sorted({o.case.course.temperature for o in outcomes}):
+        chosen = [o for o in outcomes if o.case.course.temperature == temperature]
+        sizes = [o.num_weights for o in chosen]
+        series: Mapping[str, list[float]] = {
+            "hMC, tuned": [o.best_hybrid for o in chosen],
+            "pL as in the paper": [o.paper.relative_diffusion for o in chosen],
+            "pL, tuned": [o.langevin.best.relative_diffusion for o in chosen],
+        }
+        marker = "o-" if len(sizes) > 1 else "s"
+        for color, (label, values) in zip(("#0072b2", "#e69f00", "#009e73"), series.items(), strict=True):
+            axes.plot(sizes, values, marker, color=color, label=f"{label}, T = {temperature:g}")
+    axes.set(xscale="log", yscale="log", xlabel="N", ylabel="D*/N [1/s]")
+    axes.legend(frameon=False, fontsize=8)
+    for index, outcome in enumerate(outcomes):
+        curves: dict[str, Diffusion | None] = {
+            "hMC, tuned": outcome.hybrid.best.diffusion,
+            "pL as in the paper": outcome.paper.diffusion,
+            "pL, tuned": outcome.langevin.best.diffusion,
+        }
+        title = f"N = {outcome.num_weights}, T = {outcome.case.course.temperature:g}"
+        plot_displacements(figure.add_subplot(grid[1, index]), curves, title)
+    return figure

@@ -1,0 +1,146 @@
+"""Samplers side by side: from one equilibrated start, each for some seconds, their displacements on one clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from ..diagnostics.diffusion import Diffusion
+from ..samplers.base import Sampler
+from ..samplers.hybrid_kernel import HybridKernel
+from ..samplers.langevin import DEFAULT_MOMENTUM_RETENTION, pseudo_langevin
+from ..tuning.bench import segment_of
+from ..tuning.measure import Measured, measure
+from ..types import Weights
+from .results import Row
+from .spins import SpinTask, cached_start, quick_start, spin_task
+
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+
+
+@dataclass(frozen=True)
+class Course:
+    """One system: its size and temperature, and the time for what is done there."""
+
+    hidden_units: int
+    temperature: float
+    training_seconds: float
+    """Of Adam, where the starts of `thermodynamics` (5000 epochs at N = 11 160) are not there."""
+    candidates: int
+    """Trainings side by side; the best without a dead class is taken."""
+    equilibration_seconds: float
+    seconds: float
+    """For every sampler in turn."""
+    chunk_size: int
+    num_train: int | None = None
+    seed: int = 0
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(text, flush=True)
+
+
+def prepare(course: Course, out: Path) -> tuple[SpinTask, Weights, str]:
+    """The task, a trained start, and where it comes from."""
+    task = spin_task(course.hidden_units, num_train=course.num_train)
+    cache = out / "thermodynamics-starts.npz"
+    try:
+        start = cached_start(cache, task)
+    except ValueError:  # of another size
+        start = None
+    if start is not None:
+        return task, start, f"{cache.name}: 5000 epochs of Adam"
+    start = quick_start(
+        task,
+        seconds=course.training_seconds,
+        num_candidates=course.candidates,
+        record_every=min(2_000, max(100, task.train.num_examples // 1_000)),
+        seed=course.seed,
+    )
+    say(f"N = {task.num_weights}: trained for about {course.training_seconds:g} s")
+    return task, start, f"Adam for about {course.training_seconds:g} s, batches of 128, learning rate 1e-3"
+
+
+def equilibrate(course: Course, task: SpinTask, start: Weights) -> Measured:
+    """Pseudo-Langevin with the paper's S and 𝒯, from the start."""
+    segment = segment_of(DEFAULT_MOMENTUM_RETENTION)
+    sampler = pseudo_langevin(task.potential, task.train, refresh_every=8 * segment, warmup_refreshes=3)
+    return run_one(course, sampler, start, seconds=course.equilibration_seconds)
+
+
+def run_one(
+    course: Course, sampler: Sampler, weights: Weights, *, seconds: float | None = None, observe: bool = False
+) -> Measured:
+    """One sampler by the clock."""
+    kernel = sampler.kernel
+    hybrid = isinstance(kernel, HybridKernel)
+    return measure(
+        sampler,
+        weights,
+        temperature=course.temperature,
+        segment=1 if hybrid else segment_of(sampler.settings["momentum_retention"]),
+        seconds=course.seconds if seconds is None else seconds,
+        discard_steps=kernel.warmup_moves if isinstance(kernel, HybridKernel) else 0,
+        observe=observe,
+        chunk_size=course.chunk_size,
+        key=course.seed,
+    )
+
+
+def race(course: Course, samplers: Mapping[str, Sampler], weights: Weights) -> dict[str, Measured]:
+    """Every sampler from the same weights, one after the other."""
+    found = {}
+    for label, sampler in samplers.items():
+        began = time.perf_counter()
+        found[label] = run = run_one(course, sampler, weights)
+        say(
+            f"{label}: D*/N = {run.relative_diffusion:.3g} 1/s, {1e3 * run.seconds_per_step:.4g} ms/step, "
+            f"{run.num_steps} steps; {time.perf_counter() - began:.0f} s with compilation"
+        )
+    return found
+
+
+def describe(run: Measured) -> dict[str, Any]:
+    """For the record."""
+    return {
+        "sampler": repr(run.sampler),
+        "steps": run.num_steps,
+        "seconds": run.seconds,
+        "seconds_per_step": run.seconds_per_step,
+        "variance_share": run.variance_share,
+        "stopped": run.stopped,
+        "interval_seconds": None if run.diffusion is None else float(run.diffusion.seconds[0]),
+    }
+
+
+def ratio(left: Diffusion | None, right: Diffusion | None) -> tuple[float, float | None]:
+    """D* of one over that of the other, and its standard error where it is known."""
+    if left is None or right is None:
+        return float("nan"), None
+    value = float(left.coefficient[0] / right.coefficient[0])
+    errors = [float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right)]
+    error = value * math.hypot(*errors)
+    return value, error if math.isfinite(error) else None
+
+
+def at_least(quantity: str, limit: float, value: tuple[float, float | None], published: float | None = None) -> Row:
+    """A row that passes when the value reaches `limit`."""
+    measured, error = value
+    return Row(f"{quantity} (at least {limit:g})", published, measured, error, None, bool(measured >= limit))
+
+
+def plot_displacements(axes: Axes, curves: Mapping[str, Diffusion | None], title: str) -> None:
+    """d²/N against wall-clock time."""
+    for color, (label, curve) in zip(COLORS * 2, curves.items(), strict=False):
+        if curve is not None:
+            axes.plot(curve.seconds, curve.displacement[0], "o-", ms=3, lw=1, color=color, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="wall-clock interval Δt [s]", ylabel="d²/N")
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False, fontsize=7)

@@ -1,0 +1,75 @@
+"""Tuning hybrid Monte Carlo: the time step by its acceptance, then the number of leapfrog steps by diffusion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..samplers.base import Sampler
+from ..samplers.hybrid_kernel import HybridKernel
+from .bench import Bench
+from .result import Tried
+
+WARMUP_MOVES = 20
+"""Moves that adapt δt, at the first number of leapfrog steps."""
+
+
+@dataclass
+class HybridSearch:
+    """One search. Every move is exact, so there is no bias to watch."""
+
+    bench: Bench
+    leapfrog_steps: Sequence[int]
+    notes: list[str] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+    reference: str = "itself: hMC is exact"
+
+    def run(self) -> tuple[list[Tried], Tried]:
+        """All numbers of steps that fit into the time, shortest first, and the best."""
+        kernel = self.bench.base.kernel
+        assert isinstance(kernel, HybridKernel)
+        time_step, step_seconds = kernel.initial_time_step, 0.0
+        for index, num_steps in enumerate(sorted(self.leapfrog_steps)):
+            if self.tried and self.bench.left() < 3 * num_steps * step_seconds:
+                self.notes.append(f"L = {num_steps} was not tried: a move takes about {num_steps * step_seconds:.3g} s")
+                break
+            warmup = WARMUP_MOVES if index == 0 else 0
+            sampler = self.bench.hybrid(kernel.given_masses, num_steps, time_step, warmup)
+            run = self.bench.measure_hybrid(
+                sampler, self.bench.left() / (len(self.leapfrog_steps) - index), observe=False
+            )
+            time_step = float(np.mean(np.asarray(run.states.time_step)))
+            step_seconds = run.seconds_per_step / num_steps
+            moves = max(1, int(np.asarray(run.states.step)[0]) - warmup)
+            acceptance = float(np.mean(np.asarray(run.states.num_accepted))) / moves
+            tried = Tried(
+                settings={"num_leapfrog_steps": num_steps, "time_step": time_step},
+                relative_diffusion=run.relative_diffusion,
+                standard_error=math.nan if run.diffusion is None else float(run.diffusion.coefficient_error[0]),
+                milliseconds_per_step=1e3 * run.seconds_per_step,
+                variance_share=0.0,
+                bias={},
+                within_budget=run.diffusion is not None,
+                note=f"acceptance {acceptance:.2f} of {moves} moves",
+                diffusion=run.diffusion,
+            )
+            self.tried.append(tried)
+            self.bench.weights = run.weights
+            self.bench.report(
+                f"L = {num_steps}, δt = {time_step:.4g}: {tried.milliseconds_per_step:.4g} ms/move, "
+                f"D*/N = {tried.relative_diffusion:.3g} 1/s ({tried.note})"
+            )
+        return self.tried, max(self.tried, key=lambda t: np.nan_to_num(t.relative_diffusion))
+
+    def sampler(self, best: Tried) -> Sampler:
+        """The recommendation as a sampler, its δt still adapted by the base's warm-up."""
+        kernel = self.bench.base.kernel
+        assert isinstance(kernel, HybridKernel)
+        settings: dict[str, Any] = dict(best.settings)
+        return self.bench.hybrid(
+            kernel.given_masses, settings["num_leapfrog_steps"], settings["time_step"], kernel.warmup_moves
+        )

@@ -1,0 +1,238 @@
+"""Adapters against the frameworks themselves: the same outputs, the same gradients, and back."""
+
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import pseudolangevin as pl
+from pseudolangevin.adapters.equinox import from_equinox
+from pseudolangevin.adapters.flax import from_flax
+from pseudolangevin.adapters.torch import from_torch
+from pseudolangevin.trees import named_leaves
+
+IMAGES = np.random.default_rng(0).normal(size=(6, 8, 8, 1)).astype(np.float32)
+CHANNELS_FIRST = IMAGES.transpose(0, 3, 1, 2)
+LABELS = np.asarray([0, 1, 2, 0, 1, 2])
+
+
+class FlaxNet(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.conv = nnx.Conv(1, 3, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(2)])
+
+    def __call__(self, images):
+        hidden = self.drop(nnx.relu(self.norm(self.conv(images)))).mean((1, 2))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+class EquinoxNet(eqx.Module):
+    conv: eqx.nn.Conv2d
+    norm: eqx.nn.BatchNorm
+    drop: eqx.nn.Dropout
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.conv = eqx.nn.Conv2d(1, 3, 3, key=keys[0])
+        self.norm = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
+        self.drop = eqx.nn.Dropout(0.5)
+        self.head = eqx.nn.Linear(3, 3, key=keys[1])
+
+    def __call__(self, image, state):
+        hidden, state = self.norm(self.conv(image), state)
+        return self.head(self.drop(jax.nn.relu(hidden)).mean((1, 2))), state
+
+
+class TorchNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.Dropout(0.5)
+        )
+        self.first = torch.nn.Linear(3 * 36, 3)
+        self.second = torch.nn.Linear(3, 3)
+        self.third = torch.nn.Linear(3, 3)
+        self.third.weight = self.second.weight  # shared
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, images):
+        hidden = torch.nn.functional.relu(self.first(self.features(images).flatten(1)))
+        return self.third(torch.tanh(self.second(hidden)))
+
+
+def largest_difference(ours, theirs) -> float:
+    """Relative to the largest component of each tensor."""
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def gradient(model, inputs):
+    potential = pl.classification(model.apply)
+    potential.check(model.weights, pl.Dataset(inputs, LABELS))
+    return jax.jit(jax.grad(potential.energy))(model.weights, (inputs, jnp.asarray(LABELS)))
+
+
+def moved(model):
+    return jax.tree.map(lambda w: w * 1.5 + 0.01, model.weights)
+
+
+def test_flax_gradient_and_back():
+    module = FlaxNet(nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"drop \(Dropout\) drops 0.5 of its inputs at random.*module.eval\(\)"):
+        from_flax(module)
+    module.drop.deterministic = True
+    with pytest.raises(ValueError, match=r"norm \(BatchNorm\) normalises each example by its batch.*module.eval\(\)"):
+        from_flax(module)
+    module.eval()
+    model = from_flax(module)
+
+    def loss(network):
+        return -nnx.log_softmax(network(IMAGES))[jnp.arange(6), LABELS].mean()
+
+    theirs = nnx.to_pure_dict(nnx.jit(nnx.grad(loss))(module))
+    assert largest_difference(gradient(model, IMAGES), theirs) < 1e-5
+    sampled = moved(model)
+    predicted = model.apply(sampled, IMAGES)
+    assert float(jnp.abs(module(IMAGES) - predicted).max()) > 1e-3
+    assert model.write_back(sampled) is module
+    np.testing.assert_array_equal(module(IMAGES), predicted)
+    assert set(model.weights["blocks"]) == {0, 1}
+
+
+def test_a_flax_module_that_draws_random_numbers_by_itself_is_refused():
+    class Noisy(nnx.Module):
+        def __init__(self, rngs):
+            self.layer, self.rngs = nnx.Linear(4, 3, rngs=rngs), rngs
+
+        def __call__(self, inputs):
+            return self.layer(inputs) + jax.random.normal(self.rngs.noise(), (3,))
+
+    model = from_flax(Noisy(nnx.Rngs(0, noise=1)))
+    with pytest.raises(ValueError, match=r"changes its variable rngs.noise.count when called"):
+        pl.classification(model.apply).check(model.weights, pl.Dataset(np.ones((6, 4)), LABELS))
+
+
+def test_equinox_gradient_and_back():
+    module, state = eqx.nn.make_with_state(EquinoxNet)(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"norm \(BatchNorm\) learns a state.*inference_mode"):
+        from_equinox(module, state)
+    module = eqx.nn.inference_mode(module)
+    with pytest.raises(ValueError, match=r"norm \(BatchNorm\) reads a state.*from_equinox\(module, state\)"):
+        from_equinox(module)
+    with pytest.raises(ValueError, match=r"layers.0 \(Dropout\) drops 0.1"):
+        from_equinox(eqx.nn.Sequential([eqx.nn.Dropout(0.1)]))
+    model = from_equinox(module, state)
+
+    def outputs(network):
+        return jax.vmap(lambda image: network(image, state)[0])(CHANNELS_FIRST)
+
+    def loss(network):
+        return -jax.nn.log_softmax(outputs(network))[jnp.arange(6), LABELS].mean()
+
+    assert largest_difference(gradient(model, CHANNELS_FIRST), eqx.filter_jit(eqx.filter_grad(loss))(module)) < 1e-5
+    sampled = moved(model)
+    back = model.write_back(jax.tree.map(np.asarray, sampled))
+    assert isinstance(back, EquinoxNet)
+    predicted = jax.jit(model.apply)(sampled, CHANNELS_FIRST)
+    np.testing.assert_array_equal(eqx.filter_jit(outputs)(back), predicted)
+
+
+def test_torch_gradient_and_back():
+    torch.manual_seed(0)
+    module = TorchNet()
+    with pytest.raises(ValueError, match=r"features.1 \(BatchNorm2d\) normalises each example by its batch"):
+        from_torch(module, CHANNELS_FIRST)
+    module.features[1].eval()
+    with pytest.raises(ValueError, match=r"features.3 \(Dropout\) drops 0.5 of its inputs.*module.eval\(\)"):
+        from_torch(module, CHANNELS_FIRST)
+    module.eval()
+    model = from_torch(module, CHANNELS_FIRST)
+    assert set(model.weights) == {"features.0", "features.1", "first", "second", "third"}
+    assert set(model.weights["first"]) == {"weight"}  # the bias requires no gradient
+    assert set(model.weights["third"]) == {"bias"}  # its weight is that of `second`
+
+    images, labels = torch.from_numpy(CHANNELS_FIRST), torch.from_numpy(LABELS)
+    torch.nn.functional.cross_entropy(module(images), labels).backward()
+    ours = gradient(model, CHANNELS_FIRST)
+    theirs = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
+    flat = dict(named_leaves(ours))
+    assert set(flat) == set(theirs)
+    assert max(np.abs(flat[n] - theirs[n]).max() / np.abs(theirs[n]).max() for n in theirs) < 1e-5
+
+    sampled = moved(model)
+    assert model.write_back(sampled) is module
+    with torch.no_grad():
+        np.testing.assert_allclose(module(images).numpy(), model.apply(sampled, CHANNELS_FIRST), rtol=1e-5, atol=1e-6)
+    state = module.state_dict()
+    np.testing.assert_array_equal(state["second.weight"].numpy(), sampled["second"]["weight"])
+    np.testing.assert_array_equal(state["third.weight"].numpy(), sampled["second"]["weight"])
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (torch.nn.GELU(), "differs from PyTorch by .* approximate='tanh'"),
+        (torch.nn.Softsign(), "cannot translate this module: .*; replace the layer"),
+        (torch.nn.BatchNorm1d(4, track_running_stats=False), "normalises each example by its batch"),
+    ],
+)
+def test_torch_layers_that_cannot_be_translated_are_refused(layer, message):
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), layer).eval()
+    with pytest.raises(ValueError, match=message):
+        from_torch(module, np.ones((3, 4), np.float32) * np.arange(3, dtype=np.float32)[:, None])
+
+
+def test_torch_modules_that_mix_or_randomise_examples_are_refused():
+    class Mixing(torch.nn.Module):
+        def __init__(self, noisy):
+            super().__init__()
+            self.layer, self.noisy = torch.nn.Linear(4, 4), noisy
+
+        def forward(self, inputs):
+            hidden = self.layer(inputs)
+            return torch.nn.functional.dropout(hidden, 0.5) if self.noisy else hidden - torch.mean(hidden, 0)
+
+    inputs = np.arange(12, dtype=np.float32).reshape(3, 4)
+    with pytest.raises(ValueError, match="depends on the other examples of its batch"):
+        from_torch(Mixing(noisy=False), inputs)
+    with pytest.raises(ValueError, match="forgot to include a `rng`"):
+        from_torch(Mixing(noisy=True), inputs)
+    with pytest.raises(ValueError, match="at least two examples"):
+        from_torch(Mixing(noisy=False), inputs[:1])
+
+
+@pytest.mark.parametrize(("adapt", "name"), [(from_flax, "nnx.Module"), (from_equinox, "equinox.Module")])
+def test_what_is_no_module_is_refused(adapt, name):
+    with pytest.raises(ValueError, match=f"is not an {name}"):
+        adapt(3)
+
+
+def test_write_back_takes_one_chain_of_the_whole_network():
+    model = from_equinox(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
+    with pytest.raises(ValueError, match=r"weight has shape \(1, 1, 2, 2\).*pick one chain"):
+        model.write_back(jax.tree.map(lambda w: w[None, None], model.weights))
+    part = pl.subset(pl.classification(model.apply), model.weights, "bias")
+    with pytest.raises(ValueError, match=r"subset.merge"):
+        model.write_back(part.weights)
+    assert isinstance(model.write_back(part.merge(part.weights)), eqx.nn.Linear)
+
+
+def test_the_core_imports_no_framework():
+    code = (
+        "import sys, pseudolangevin, pseudolangevin.cli\n"
+        "import pseudolangevin.adapters.flax, pseudolangevin.adapters.equinox, pseudolangevin.adapters.torch\n"
+        "assert not {'flax', 'equinox', 'torch', 'torch2jax'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,107 @@
+"""The reproductions that compare speeds, on synthetic measurements: rows, verdicts, pictures."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from pseudolangevin import paper
+from pseudolangevin.paper import performance, race, spins
+from tests.tuning import synthetic
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Samplers that move as fast as their batches are large, and hybrid Monte Carlo slowly; nothing is run."""
+
+    def measure(sampler, weights, **_):
+        speed = 0.1 if "num_leapfrog_steps" in sampler.settings else 1e-2 * sampler.settings["batch_size"]
+        speed *= sampler.settings.get("temperature_ratio", 0.001)
+        return synthetic.measured(sampler, speed * sampler.settings.get("num_leapfrog_steps", 1))
+
+    def tune(sampler, weights, **arguments):
+        report = arguments["report"]
+        report("a candidate")
+        if sampler.name == "hybrid_monte_carlo":
+            candidates = [
+                synthetic.tried(0.1, {"num_leapfrog_steps": steps, "time_step": 0.1}, bias=0.0, milliseconds=steps)
+                for steps in arguments["num_leapfrog_steps"]
+            ]
+        else:
+            candidates = [synthetic.tried(0.5, {"batch_size": size}) for size in arguments["batch_sizes"]]
+        return synthetic.tuned(sampler, candidates)
+
+    monkeypatch.setattr(race, "measure", measure)
+    monkeypatch.setattr(performance, "tune", tune)
+    monkeypatch.setattr(race, "spin_task", lambda hidden, **_: spins.spin_task(hidden, num_train=500))
+    monkeypatch.setattr(race, "quick_start", lambda task, **_: task.network.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("name", ["performance", "variants", "batch-size", "suboptimal"])
+def test_rows_and_pictures(name, instant, tmp_path, capsys):
+    assert paper.reproduce(name, "smoke", tmp_path) in (0, 1)
+    content = json.loads((tmp_path / f"{name}.json").read_text())
+    assert content["name"] == name
+    for line in content["rows"]:
+        assert set(line) == {"quantity", "published", "measured", "standard_error", "tolerance", "passed"}
+        assert np.isfinite(line["measured"])
+    assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+    assert "D*/N" in capsys.readouterr().out
+    assert any("at least" in line["quantity"] for line in content["rows"])
+
+
+def outcome(leapfrog_steps, langevin=0.5, hybrid=0.1):
+    case = replace(performance.CASES["paper"][0], leapfrog_steps=leapfrog_steps)
+    task = spins.spin_task(50, num_train=10)
+    sampler = race.pseudo_langevin(task.potential, task.train, batch_size=5)
+    candidates = [
+        synthetic.tried(hybrid, {"num_leapfrog_steps": steps, "time_step": 0.1}, milliseconds=steps)
+        for steps in leapfrog_steps
+    ]
+    return performance.Outcome(
+        case,
+        11_160,
+        synthetic.measured(sampler, 0.05),
+        synthetic.tuned(sampler, [synthetic.tried(langevin, {"batch_size": 5}, bias=0.015)]),
+        synthetic.tuned(sampler, candidates),
+        {},
+    )
+
+
+def rows(made, scale="paper"):
+    return {r.quantity: r for r in performance.rows_of(made, scale)}
+
+
+def test_gains_are_measured_against_the_best_hybrid_monte_carlo():
+    found = rows(outcome((100, 1_000)))
+    gain = found["D* at N = 11160, T = 1e-06, pL over hMC, both tuned (at least 1.4)"]
+    assert gain.measured == pytest.approx(5.0)
+    assert gain.passed
+    assert not rows(outcome((100, 1_000), langevin=0.13))[gain.quantity].passed
+    published = found["D* at N = 11160, T = 1e-06, pL over hMC, both as in the paper"].published
+    assert published == pytest.approx(1.79e-5 / 2.12e-4)
+    assert found["seconds per hMC move of 1000 steps at N = 11160, T = 1e-06"].measured == pytest.approx(1.0)
+    assert found["bias of loss at N = 11160, T = 1e-06, pL, tuned"].passed
+
+
+def test_moves_that_were_not_measured_count_with_their_upper_bound():
+    made = outcome((10,))
+    assert made.hybrid_move == (pytest.approx(10.0), pytest.approx(1.0), False)
+    assert made.best_hybrid == pytest.approx(10.0)
+    found = rows(made)
+    assert not found["D* at N = 11160, T = 1e-06, pL over hMC, both tuned (at least 1.4)"].passed
+    assert any("upper bound" in quantity for quantity in found)
+    assert any("extrapolated" in quantity for quantity in found)
+
+
+def test_a_cached_start_is_used_where_it_fits(tmp_path):
+    task = spins.spin_task(3, num_train=10)
+    cache = tmp_path / "starts.npz"
+    assert spins.cached_start(cache, task) is None
+    weights = task.network.init(jax.random.key(0))
+    np.savez(cache, *[np.stack([leaf, leaf + 1])[None] for leaf in jax.tree.leaves(weights)])
+    jax.tree.map(np.testing.assert_array_equal, spins.cached_start(cache, task), weights)
+    with pytest.raises(ValueError, match="another network"):
+        spins.cached_start(cache, spins.spin_task(4, num_train=10))

@@ -1,0 +1,123 @@
+"""Data that stay in host memory or on disk give the chains of data on the device."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import zarr
+
+import pseudolangevin as pl
+from pseudolangevin import prefetch
+from pseudolangevin.placement import Placement
+
+from .conftest import SmallTask
+
+
+def stored(kind: str, array: Any, path: Path) -> Any:
+    array = np.asarray(array)
+    if kind == "memory":
+        return array
+    if kind == "file":
+        np.save(path, array)
+        return np.load(path.with_suffix(".npy"), mmap_mode="r")
+    folder = zarr.create_array(
+        path.with_suffix(".zarr"), shape=array.shape, dtype=array.dtype, chunks=(100, *array.shape[1:])
+    )
+    folder[:] = array
+    return folder
+
+
+def run(dataset: pl.Dataset, task: SmallTask, name: str) -> pl.Result:
+    options: dict[str, Any] = {"batch_size": 50, "refresh_every": 16, "variance_examples": 200}
+    if name == "adam":
+        return pl.sample(
+            pl.adam(task.potential, dataset, batch_size=20), task.weights, num_chains=2, num_steps=20, key=3
+        )
+    sampler = pl.pseudo_langevin(task.potential, dataset, **options)
+    return pl.sample(
+        sampler,
+        task.weights,
+        temperatures=[1e-3, 1e-4],
+        num_chains=2,
+        num_steps=45,
+        record_every=15,
+        key=3,
+        test=task.test,
+    )
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "MAX_BLOCK_STEPS", 7)
+
+
+@pytest.fixture(scope="module")
+def on_device(small_task: SmallTask) -> dict[str, pl.Result]:
+    return {name: run(small_task.train, small_task, name) for name in ("pseudo_langevin", "adam")}
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("memory", "pseudo_langevin"), ("file", "pseudo_langevin"), ("zarr", "pseudo_langevin"), ("memory", "adam")],
+)
+def test_the_same_chains(small_task: SmallTask, on_device: dict, tmp_path: Path, kind: str, name: str) -> None:
+    inputs = stored(kind, small_task.train.inputs, tmp_path / "inputs")
+    targets = stored(kind, small_task.train.targets, tmp_path / "targets")
+    result = run(pl.StreamedDataset(inputs, targets), small_task, name)
+    reference = on_device[name]
+    # The same examples at every step; two programs may differ in the order of a sum.
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result.weights, reference.weights)
+    np.testing.assert_allclose(result.trace.loss, reference.trace.loss, rtol=1e-5)
+
+
+def test_exact_samplers_fetch_as_they_go(small_task: SmallTask) -> None:
+    def sampled(dataset: pl.Dataset) -> pl.Result:
+        sampler = pl.hybrid_monte_carlo(small_task.potential, dataset, num_leapfrog_steps=3, time_step=0.05)
+        return pl.sample(sampler, small_task.weights, temperatures=[1e-3], num_steps=2, key=0)
+
+    streamed = pl.StreamedDataset(np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets))
+    np.testing.assert_allclose(sampled(streamed).trace.loss, sampled(small_task.train).trace.loss, rtol=1e-6)
+
+
+def test_wide_numbers_arrive_as_the_device_holds_them(small_task: SmallTask) -> None:
+    inputs = np.asarray(small_task.train.inputs, np.float64)
+    targets = np.asarray(small_task.train.targets, np.int64)
+    dataset = pl.StreamedDataset(inputs, targets)
+    batch = dataset.fetch(np.array([[3, 5], [7, 3]]))
+    assert batch[0].dtype == np.float32
+    assert batch[1].dtype == np.int32
+    np.testing.assert_array_equal(batch[0][1, 1], inputs[3])
+    assert dataset.bytes_per_example == 20 * 4 + 4
+
+
+def test_many_indices_are_gathered_by_threads() -> None:
+    inputs = np.arange(50_000, dtype=np.int32)[:, None]
+    dataset = pl.StreamedDataset(inputs, inputs[:, 0])
+    indices = np.random.default_rng(0).integers(0, 50_000, 3 * 2**14 + 5)
+    np.testing.assert_array_equal(dataset.fetch(indices)[1], indices)
+
+
+def test_refused(small_task: SmallTask) -> None:
+    inputs, targets = np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets)
+    with pytest.raises(ValueError, match="inputs has 1000 examples and targets has 5"):
+        pl.StreamedDataset(inputs, targets[:5])
+    broken = inputs.astype(np.float32)
+    broken[-1, 0] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        pl.StreamedDataset(broken, targets)
+    streamed = pl.StreamedDataset(inputs, targets)
+    sampler = pl.pseudo_langevin(small_task.potential, streamed, batch_size=10)
+    with pytest.raises(ValueError, match="feeds one device"):
+        pl.sample(
+            sampler,
+            small_task.weights,
+            temperatures=[1e-3],
+            num_steps=1,
+            key=0,
+            num_chains=2,
+            placement=Placement(chains=2),
+        )

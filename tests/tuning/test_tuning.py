@@ -1,0 +1,192 @@
+"""Tuning: the judgement of biases, the search as a whole on a small network, and what is made of its result."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pseudolangevin as pl
+from pseudolangevin import cli, config
+from pseudolangevin.tuning import Bias, command
+from pseudolangevin.tuning.bench import Bench, segment_of
+from pseudolangevin.tuning.langevin import Grid, LangevinSearch
+from pseudolangevin.tuning.measure import Estimate, estimate
+from pseudolangevin.tuning.reference import Anchor, against_exact, against_extrapolation
+from tests.store.small_runs import SMALL_RUN
+
+from . import synthetic
+
+
+def test_a_bias_that_is_not_known_is_not_within_the_budget():
+    assert Bias(0.01, 0.005).within(0.02)
+    assert not Bias(0.03, 0.005).within(0.02)
+    assert not Bias(0.001, 0.05).within(0.02)
+    assert not Bias(0.001, math.inf).within(0.02)
+
+
+def test_a_drift_is_part_of_the_uncertainty():
+    noise = np.random.default_rng(0).normal(0, 0.01, (1, 400))
+    still, moving = estimate(1 + noise), estimate(1 + noise + np.linspace(0, 0.5, 400))
+    assert still.uncertainty < 0.005
+    assert moving.uncertainty > 0.1
+    assert math.isinf(estimate(np.ones((1, 2))).uncertainty)
+
+
+def test_biases_are_relative_to_the_reference():
+    exact = {"loss": Estimate(2.0, 0.02, 50)}
+    bias = against_exact({"loss": Estimate(2.1, 0.0, 50)}, exact)["loss"]
+    assert bias.value == pytest.approx(0.05)
+    assert bias.uncertainty == pytest.approx(0.02 / 2.1)
+
+
+def test_extrapolation_finds_a_bias_that_is_linear_in_the_ratio():
+    def at(ratio):
+        return Anchor(ratio, {"loss": Estimate(3.0 * (1 + 0.2 * ratio), 0.003, 50)})
+
+    biases = [against_extrapolation(at(ratio).estimates, at(0.01), at(0.1))["loss"] for ratio in (0.01, 0.1, 0.3)]
+    assert [b.value for b in biases] == pytest.approx([0.002, 0.02, 0.06])
+    assert biases[0].uncertainty > 0.001
+    assert math.isinf(against_extrapolation(at(0.01).estimates, at(0.01), None)["loss"].uncertainty)
+
+
+def test_the_interval_between_measurements_follows_the_relaxation_time(small_task):
+    base = pl.pseudo_langevin(small_task.potential, small_task.train)
+    bench = Bench(base, small_task.weights, 1e-6, 10.0, 30.0, 1_000, 0, print)
+    search = LangevinSearch(bench, Grid([50], [0.01], [0.99], [0.0]), 0.02)
+    assert search._refresh_interval(1_000, 0.01, 0.99) == 5_000  # half of 25 000 steps, at most 5000
+    assert search._refresh_interval(1_000, 0.3, 0.99) == 450  # half of 833, in segments of 50
+    search.step_seconds[1_000], search.refresh_seconds[1_000] = 1e-3, 0.5
+    assert search._refresh_interval(1_000, 0.3, 0.99) == 4_500  # 0.5 s in every 4.5 s
+    assert segment_of(math.sqrt(0.99)) == 100
+    assert segment_of(0.5) == 50
+
+
+def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):
+    bench = Bench(pl.pseudo_langevin(small_task.potential, small_task.train), {}, 1e-3, 1.0, 1.0, 1_000, 0, print)
+    search = LangevinSearch(bench, Grid([50], [0.01], [0.99], [0.0]), 0.02)
+    slow, fast, biased = (synthetic.tried(d, {}, bias=b) for d, b in ((1.0, 0.0), (2.0, 0.01), (9.0, 0.05)))
+    assert search._best([slow, fast, biased]) is fast
+    assert search._best([biased]) is biased
+    # A curve that saturates soon begins steeply and falls behind.
+    times = np.asarray(0.01 * np.arange(1, 101), np.float64)
+    saturating = replace(
+        fast, diffusion=replace(synthetic.diffusion(1.0), seconds=times, displacement=np.full((1, 100), 0.05))
+    )
+    assert saturating.diffusion is not None
+    assert float(saturating.diffusion.coefficient[0]) == pytest.approx(5.0)
+    assert search._best([slow, saturating]) is slow
+
+
+@pytest.fixture(scope="module")
+def tuned(small_task):
+    lines: list[str] = []
+    sampler = pl.pseudo_langevin(small_task.potential, small_task.train, variance_block=20, variance_max_batches=20)
+    result = pl.tune(
+        sampler,
+        small_task.weights,
+        temperature=2e-3,
+        seconds=4.0,
+        max_seconds=1e6,
+        bias_budget=0.5,
+        batch_sizes=(20, 200),
+        temperature_ratios=(0.01, 0.1),
+        momentum_retentions=(0.95,),
+        reset_probabilities=(0.0, 0.5),
+        chunk_size=1_000,
+        report=lines.append,
+    )
+    return result, lines
+
+
+def test_tuning_recommends_the_fastest_of_what_it_tried(tuned):
+    result, lines = tuned
+    assert result.tried[0].settings["temperature_ratio"] == 0.01
+    assert len(result.tried) >= 2
+    within = [t for t in result.tried if t.within_budget]
+    assert result.best in (within or result.tried)
+    assert all(set(t.bias) == {"loss", "squared_norm", "error"} for t in result.tried)
+    assert all(t.milliseconds_per_step > 0 and t.relative_diffusion > 0 for t in result.tried)
+    assert result.settings["batch_size"] == result.best.settings["batch_size"]
+    assert result.settings["max_temperature_ratio"] == result.best.settings["temperature_ratio"]
+    assert result.settings["variance_block"] == 20  # what is not searched stays
+    assert any(line.startswith("S = 200: ") for line in lines)
+    assert any("biases are against" in note for note in result.notes)
+
+
+def test_a_tuning_prints_and_is_json_and_toml(tuned):
+    result, _ = tuned
+    assert "D*/N" in str(result)
+    content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert len(content["tried"]) == len(result.tried)
+    settings = config.parse("[sampler]" + result.to_toml().split("[sampler]")[1])
+    assert settings.sampler.batch_size == result.settings["batch_size"]
+
+
+def test_hybrid_monte_carlo_is_tuned_by_its_diffusion(small_task):
+    sampler = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
+    result = pl.tune(
+        sampler, small_task.weights, temperature=2e-3, seconds=1.0, num_leapfrog_steps=(2,), chunk_size=1_000
+    )
+    assert result.within_budget
+    assert result.settings["num_leapfrog_steps"] == 2
+    assert result.settings["time_step"] != 0.3
+    assert result.best.relative_diffusion > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": -1.0}, "T > 0"),
+        ({"seconds": 0}, "seconds"),
+        ({"bias_budget": 2}, "0.02 allows 2 %"),
+        ({"batch_sizes": []}, "batch_sizes is empty"),
+        ({"batch_sizes": [2_000]}, "batch_size = 2000"),
+        ({"temperature_ratios": [0.9]}, "exceeds"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(small_task, changes, message):
+    arguments = {"temperature": 1e-3} | changes
+    with pytest.raises(ValueError, match=message):
+        pl.tune(pl.pseudo_langevin(small_task.potential, small_task.train), small_task.weights, **arguments)
+
+
+def test_samplers_without_these_settings_are_refused(small_task):
+    sampler = pl.adam(small_task.potential, small_task.train)
+    with pytest.raises(ValueError, match="only pseudo_langevin and hybrid_monte_carlo"):
+        pl.tune(sampler, small_task.weights, temperature=1e-3)
+
+
+def test_the_command_tunes_the_lowest_temperature(tmp_path, monkeypatch, capsys):
+    asked: dict = {}
+
+    def fake(sampler, weights, **arguments):
+        asked.update(arguments, weights=weights)
+        candidates = [synthetic.tried(1.0, {"batch_size": 10}), synthetic.tried(9.0, {"batch_size": 20}, bias=0.1)]
+        return synthetic.tuned(sampler, candidates)
+
+    monkeypatch.setattr(command, "tune", fake)
+    file = tmp_path / "run.toml"
+    file.write_text(SMALL_RUN)
+    assert cli.run(["tune", str(file), "--seconds", "7", "--json", "--set", "sampler.batch_size=12"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["settings"]["batch_size"] == 12
+    assert content["best"]["settings"] == {"batch_size": 10}
+    assert asked["temperature"] == 1e-3
+    assert asked["seconds"] == 7
+    assert asked["weights"]["layer1"]["kernel"].shape == (6, 3)
+    assert cli.run(["tune", str(file)]) == 0
+    assert "[sampler]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seconds", "-1"], ["--budget", "7"], ["--set", 'sampler.name="naive_pseudo_langevin"']]
+)
+def test_the_command_refuses_bad_input_in_one_line(arguments, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    text = SMALL_RUN if "--set" not in arguments else SMALL_RUN.split("[sampler]")[0]
+    extra = ["--set", "sampler.time_step=0.1"] if "--set" in arguments else []
+    file.write_text(text)
+    assert cli.run(["tune", str(file), *arguments, *extra]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
