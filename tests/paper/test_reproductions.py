@@ -100,8 +100,8 @@ TINY = {
     "generalization": (
         generalization,
         "SETTINGS",
-        lambda s: replace(s, hidden_units=3, batch_size=100, record_every=10, refresh_every=80, warmup_refreshes=3,
-                          adam_record_every=20, observe_examples=500, test_examples=500,
+        lambda s: replace(s, hidden_units=3, batch_size=100, record_every=10,
+                          paces={"published": generalization.Pace(80, 3)}, adam_record_every=20, observe_examples=500, test_examples=500,
                           phases=tuple(replace(p, max_steps=40) for p in (s.phases[0], *s.phases[-2:]))),
     ),
     "fashion": (

@@ -37,6 +37,8 @@ class Phase:
     max_steps: int
     share: float
     """Of the time, in units that matter only beside the other phases'."""
+    pace: str = "published"
+    """Which of the settings' paces it is sampled at."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def _averages(story: Story, scale: str) -> list[Row]:
         for name, measured in outcome.averages.items():
             reference = published_value("pseudo_langevin", temperature, COLUMNS.get(name, name), "generalization")
             # The low-temperature phase is glassy: the published run is twenty times longer, and no judge of this one.
-            judged = scale == "paper" and reference is not None and outcome.phase.start != ADAM and name in TOLERANCES
+            glassy = outcome.phase.start == ADAM or outcome is story.cold
+            judged = scale == "paper" and reference is not None and not glassy and name in TOLERANCES
             rows.append(
                 row(
                     f"{name} at T = {outcome.phase.name}",
@@ -116,7 +119,7 @@ def _transition(story: Story, scale: str) -> list[Row]:
     if len(story.equilibria) < 2:
         return []
     (below, low), (above, high) = list(story.equilibria.items())[:2]
-    if low.phase.start != ADAM:
+    if low.phase.start not in (ADAM, RANDOM):
         return []
     jump = high.averages["loss"].mean - low.averages["loss"].mean
     drop = low.averages["test_error"].mean - high.averages["test_error"].mean

@@ -1,0 +1,84 @@
+"""Data in host memory or on disk against data on the device: time per step of pseudo-Langevin, N = 101 610, S = 5 080.
+
+    python benchmarks/streamed_data.py result.json [--examples 5080500] [--seconds 30]
+
+The data set has ten times the examples of the paper's (508 050); streamed, two blocks of mini-batches are on the device
+at a time, whatever its size.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import pseudolangevin as pl
+from pseudolangevin import chains
+from pseudolangevin.prefetch import BLOCK_BYTES
+from pseudolangevin.provenance import PACKAGES, version_of
+
+STEPS = 1_000
+
+
+def milliseconds_per_step(dataset: pl.Dataset, hidden_units: int, batch_size: int, seconds: float) -> list[float]:
+    """Of every segment of `STEPS` steps after the first, which compiles."""
+    network = pl.models.feedforward((100, hidden_units, 100, 10))
+    potential = pl.classification(network.apply, weight_decay=10.0611)
+    sampler = pl.naive_pseudo_langevin(
+        potential, dataset, time_step=1e-4, batch_size=batch_size, subtract_variance=False
+    )
+    plan = chains.make_plan(sampler, temperatures=[1e-6], num_chains=1, num_steps=100 * STEPS, record_every=100 * STEPS)
+    states = plan.init(network.init(jax.random.key(0)), 0)
+    times, started = [], time.perf_counter()
+    ticks = chains.run(
+        sampler, plan.observer, states, dataset, None, stop=100 * STEPS, record_every=100 * STEPS, segment=STEPS
+    )
+    for record in ticks:
+        jax.block_until_ready(record.states)
+        times.append(time.perf_counter())
+        if len(times) > 2 and times[-1] - started > seconds:
+            break
+    return [1e3 * float(t) / STEPS for t in np.diff(times)]
+
+
+def main() -> None:
+    """On the device, in host memory, memory-mapped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--examples", type=int, default=5_080_500)
+    parser.add_argument("--hidden", type=int, default=500)
+    parser.add_argument("--batch", type=int, default=5_080)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(0, 2, (options.examples, 100), np.int8) * np.int8(2) - np.int8(1)
+    targets = rng.integers(0, 10, options.examples, np.int32)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/inputs.npy", inputs)
+        datasets = {
+            "on the device": lambda: pl.Dataset(inputs, targets),
+            "in host memory": lambda: pl.StreamedDataset(inputs, targets),
+            "memory-mapped file": lambda: pl.StreamedDataset(np.load(f"{folder}/inputs.npy", mmap_mode="r"), targets),
+        }
+        for name, make in datasets.items():
+            times = milliseconds_per_step(make(), options.hidden, options.batch, options.seconds)
+            rows.append({"data": name, "milliseconds_per_step": float(np.median(times)), "segments": len(times)})
+            rows[-1]["over_data_on_the_device"] = rows[-1]["milliseconds_per_step"] / rows[0]["milliseconds_per_step"]
+            print(json.dumps(rows[-1]), flush=True)
+    content = {
+        "device": jax.devices()[0].device_kind,
+        "versions": {name: version_of(name) for name in PACKAGES},
+        "num_examples": options.examples,
+        "bytes_of_the_data": inputs.nbytes + targets.nbytes,
+        "bytes_on_the_device_when_streamed": 2 * BLOCK_BYTES,
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
