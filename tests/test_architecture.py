@@ -21,7 +21,19 @@ LEVELS = [
     {"layout", "progress", "reports", "stopping", "placement", "prefetch", "hosts", "chains"},
     {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fitting"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},
-    {"estimates", "figures", "temperature_figure", "report", "watch", "adapters", "paper", "demo", "bench", "cli"},
+    {
+        "estimates",
+        "figures",
+        "temperature_figure",
+        "report",
+        "watch",
+        "adapters",
+        "paper",
+        "demo",
+        "bench",
+        "processes",
+        "cli",
+    },
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

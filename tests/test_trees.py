@@ -31,14 +31,19 @@ def test_counting_norms_and_products():
     assert float(trees.squared_norm(trees.zeros_like(TREE))) == 0
 
 
-def test_normal_noise_has_the_tree_s_shape_and_is_independent_between_leaves():
-    tree = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((100, 100))}
+@pytest.mark.parametrize("large", [trees.LARGE, 20_000, 10_000])
+def test_normal_noise_has_the_tree_s_shape_and_is_independent_between_leaves(monkeypatch, large):
+    """As one vector; one of two tensors by itself; both."""
+    monkeypatch.setattr(trees, "LARGE", large)
+    tree = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((200, 100))}
     noise = trees.normal_like(jax.random.key(0), tree)
     a, b = np.asarray(noise["a"]).ravel(), np.asarray(noise["b"]).ravel()
     standard_error = 1 / np.sqrt(a.size)
     assert abs(a.mean()) < 3 * standard_error
     assert abs(a.var() - 1) < 3 * np.sqrt(2) * standard_error
-    assert abs(np.mean(a * b)) < 3 * standard_error
+    assert abs(b.var() - 1) < 3 * np.sqrt(2) * standard_error
+    for half in (b[: a.size], b[a.size :]):
+        assert abs(np.mean(a * half)) < 3 * standard_error
     again = trees.normal_like(jax.random.key(0), tree)
     np.testing.assert_array_equal(noise["a"], again["a"])
 
@@ -47,6 +52,15 @@ def test_noise_keeps_each_leaf_s_precision():
     with jax.enable_x64(True):
         noise = trees.normal_like(jax.random.key(0), {"a": jnp.zeros(3, jnp.float32), "b": jnp.zeros(3, jnp.float64)})
         assert (noise["a"].dtype, noise["b"].dtype) == (jnp.float32, jnp.float64)
+
+
+def test_extremes_and_quantiles(monkeypatch):
+    assert float(trees.largest(TREE)) == 4
+    assert np.isnan(trees.largest(TREE | {"b": jnp.asarray(jnp.nan)}))
+    np.testing.assert_allclose(trees.quantiles(TREE, (0.0, 0.5, 1.0)), [-2, 1, 4])
+    tree = {"a": jnp.arange(10_000.0).reshape(100, 100), "b": jnp.asarray(5_000.0), "c": jnp.full((3,), 5_000.0)}
+    monkeypatch.setattr(trees, "QUANTILE_ENTRIES", 2_000)
+    np.testing.assert_allclose(trees.quantiles(tree, (0.25, 0.75)), [2_500, 7_500], rtol=0.1)
 
 
 def test_select_takes_a_whole_tree():

@@ -12,7 +12,6 @@ import json
 import signal
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from . import processes
+from .processes import Coordinator, Distributed, NumProcesses, ProcessId
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -44,15 +46,6 @@ Overrides = Annotated[
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change one setting; the value is TOML. May be repeated.", show_default=False
     ),
-]
-Coordinator = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Of process 0, where a run has several processes.", show_default=False),
-]
-NumProcesses = Annotated[int | None, typer.Option(help="How many processes the run has.", show_default=False)]
-ProcessId = Annotated[int | None, typer.Option(help="Which of them this is, from 0.", show_default=False)]
-Distributed = Annotated[
-    bool, typer.Option("--distributed", help="Several processes, as the environment of Slurm or Open MPI says.")
 ]
 
 
@@ -110,7 +103,7 @@ def sample(
     if print_config:
         print(config.to_toml(settings), end="")
         return DONE
-    _connect(coordinator, num_processes, process_id, distributed)
+    processes.join(coordinator, num_processes, process_id, distributed)
     return _report_outcome(runs.start(settings, out or _default_folder()))
 
 
@@ -133,7 +126,7 @@ def resume(
     """
     from . import runs
 
-    _connect(coordinator, num_processes, process_id, distributed)
+    processes.join(coordinator, num_processes, process_id, distributed)
     changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
     return _report_outcome(runs.resume(run_dir, changes))
 
@@ -313,18 +306,6 @@ def _integers(option: str, text: str) -> list[int]:
         raise ConfigError([f"{option} {text}: give whole numbers with commas between, like 11160,101610"]) from None
 
 
-def _connect(coordinator: str | None, num_processes: int | None, process_id: int | None, distributed: bool) -> None:
-    """Join the other processes of the run, if it has any."""
-    from . import hosts
-    from .config import ConfigError
-
-    if distributed or (coordinator, num_processes, process_id) != (None, None, None):
-        try:
-            hosts.connect(coordinator, num_processes, process_id)
-        except ValueError as error:
-            raise ConfigError([str(error)]) from error
-
-
 def _default_folder() -> Path:
     return Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
 
@@ -370,38 +351,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         except Exception as error:
             lines = _explain(error)
-            if _is_lone_failure(error):
-                _leave_the_others(error, lines)
+            processes.end_if_alone(error, lines, _say)
             if lines is None:
                 raise
             for line in lines:
                 _say("error", line, "red")
             return BAD_INPUT
-
-
-def _is_lone_failure(error: Exception) -> bool:
-    """Whether this process of several failed by itself, so that the others wait for it."""
-    from .config import ConfigError
-    from .hosts import OtherProcessError, several
-    from .store.folder import RunFolderError
-
-    return not isinstance(error, ConfigError | OtherProcessError | RunFolderError) and several()
-
-
-def _leave_the_others(error: Exception, lines: list[str] | None) -> None:
-    """Say what happened, and end at once."""
-    from .hosts import leave
-
-    if lines is not None:
-        _say("error", lines[0], "red")
-        leave(BAD_INPUT)
-    if type(error).__name__ == "JaxRuntimeError":  # the runtime's own words differ from one network to the next
-        why = " ".join(str(error).split())[:120]
-        remedy = "what was recorded is safe; start all processes again with `pseudolangevin resume DIR`"
-        _say("interrupted", f"another process is gone ({why}); {remedy}", "yellow")
-        leave(INTERRUPTED)
-    traceback.print_exception(error)
-    leave(FAILED)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ communicates.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -124,6 +125,12 @@ def _whole(leaf: Any, *, keep: bool) -> Any:
         data = _whole(jax.random.key_data(leaf), keep=True)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     everywhere = leaf.sharding.update(spec=PartitionSpec())  # type: ignore[attr-defined]
-    whole = jax.jit(lambda array: array, out_shardings=everywhere)(leaf)
+    whole = _copied_to(everywhere)(leaf)
     jax.block_until_ready(whole)
     return np.asarray(whole.addressable_data(0)) if keep else leaf
+
+
+@functools.cache
+def _copied_to(target: Any) -> Any:
+    """A copy to another sharding; one function for each, so that it is compiled once."""
+    return jax.jit(lambda array: array, out_shardings=target)

@@ -102,4 +102,4 @@ def kinetic_temperature(momentum: Weights, masses: Weights) -> Array:
     """⟨p²/M⟩ over all weights; equals T at equilibrium."""
     ratios = jax.tree.map(lambda p, m: jnp.sum(p**2 / m), momentum, masses)
     sizes = sum(leaf.size for leaf in jax.tree.leaves(momentum))
-    return sum(jax.tree.leaves(ratios), start=jnp.zeros(())) / sizes
+    return sum(jax.tree.leaves(ratios), start=jnp.zeros(())) / float(sizes)

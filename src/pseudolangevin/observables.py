@@ -75,7 +75,7 @@ class Observer:
             "loss": jnp.stack(sums.loss),
             "squared_norm": squared_norm,
             "regularizer": self.potential.regularizer(weights),
-            "virial_temperature": trees.dot(weights, sums.gradient) / trees.num_weights(weights),
+            "virial_temperature": trees.dot(weights, sums.gradient) / float(trees.num_weights(weights)),
             "layer_virial_temperature": layer_virial_temperatures(weights, sums.gradient),
             "status": state.status,
         }
@@ -94,7 +94,7 @@ class Observer:
 def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:
     """⟨w·∇U⟩/N of each layer; every one equals T at equilibrium, by the equipartition theorem."""
     pairs = zip(trees.layers(weights).values(), trees.layers(gradient).values(), strict=True)
-    return jnp.stack([trees.dot(w, g) / trees.num_weights(w) for w, g in pairs])
+    return jnp.stack([trees.dot(w, g) / float(trees.num_weights(w)) for w, g in pairs])
 
 
 def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:

@@ -43,7 +43,7 @@ def normal_like(key: Key, weights: Weights) -> Weights:
     """
     leaves, structure = jax.tree.flatten(weights)
     sizes = [0 if leaf.size >= LARGE else leaf.size for leaf in leaves]
-    flat = _normal(key, sum(sizes), jnp.result_type(*leaves))
+    flat = _normal(key, sum(sizes), jnp.result_type(*leaves)) if any(sizes) else jnp.zeros(0)
     pieces = []
     for index, (leaf, size, end) in enumerate(zip(leaves, sizes, itertools.accumulate(sizes), strict=True)):
         if leaf.size >= LARGE:
@@ -117,7 +117,7 @@ def by_layer(function: Callable[[Weights], Array], weights: Weights) -> Array:
 def mean(tree: Any) -> Array:
     """The mean over all entries of all leaves."""
     leaves = jax.tree.leaves(tree)
-    return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / num_weights(leaves)
+    return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / float(num_weights(leaves))
 
 
 def largest(tree: Any) -> Array:

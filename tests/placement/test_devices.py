@@ -117,7 +117,6 @@ def assert_same_run_to_rounding(left: Path, right: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_continues_on_other_devices(placed_runs, plain_run):
-    assert_same_run(placed_runs / "same", placed_runs / "whole")
     for name in ("whole", "other"):
         assert_same_run_to_rounding(placed_runs / name, plain_run)
     result = pl.load(placed_runs / "other")  # on one device, wherever it ran
@@ -145,4 +144,4 @@ def test_a_run_of_two_processes_survives_a_kill_of_one(placed_runs, tmp_path):
     first, second = both(["resume", out])
     assert "400 of 400 steps done" in finish(first)
     assert "steps done" not in finish(second)
-    assert_same_run(out, placed_runs / "whole")
+    assert_same_run(out, placed_runs / "whole")  # to the bit: four devices are four devices

@@ -155,7 +155,7 @@ class HybridKernel(Kernel):
         before = twice_reduced_kinetic_energy(momentum, mass, temperature)
         after = twice_reduced_kinetic_energy(end_momentum, mass, temperature)
         error = compensated.difference(energy, state.energy) / temperature + compensated.difference(after, before) / 2
-        unit = temperature / trees.num_weights(weights)
+        unit = temperature / float(trees.num_weights(weights))
         return Proposal(
             weights=weights,
             momentum=momentum,

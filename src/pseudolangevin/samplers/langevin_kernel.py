@@ -219,7 +219,7 @@ class LangevinKernel(Kernel):
         return state._replace(
             masses=mass,
             half_step_momentum=momentum,
-            raised_share=jnp.where(reset, 0.0, trees.mean(jax.tree.map(lambda x: x > 1, excess))),
+            raised_share=jnp.where(reset, 0.0, trees.mean(jax.tree.map(lambda x: (x > 1).astype(x.dtype), excess))),
             num_resets=state.num_resets + reset,
         )
 
