@@ -52,7 +52,8 @@ def loss_gradient(
         with jax.default_matmul_precision(precision):
             return jax.grad(potential.loss)(weights, batch)
 
-    if not fits(potential, batch, precision, split=split):
+    single = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
+    if not single or not fits(potential, batch, precision, split=split):
         return plain(weights, batch)
     assert potential.layered is not None
     return lax.platform_dependent(weights, batch, cuda=_by_kernels(potential.layered), default=plain)

@@ -112,6 +112,10 @@ class Measurement:
         return {"both": abs(difference), "above": difference, "below": -difference}[self.side]
 
 
+MARGIN = 1.3
+"""By how much a run is asked to be longer than its estimate."""
+
+
 @dataclass(frozen=True)
 class RunLength:
     """What turns a factor in samples into records and steps."""
@@ -120,10 +124,13 @@ class RunLength:
     steps_per_record: int
 
     def more(self, factor: float) -> str:
-        """How many more records a run needs to have `factor` times the samples."""
+        """How many more records a run needs to have `factor` times the samples.
+
+        The factor comes from few samples and is uncertain itself, so somewhat more is asked for.
+        """
         if not factor <= LARGEST_FACTOR:
             return f"a run more than {LARGEST_FACTOR} times as long is needed"
-        records = max(1, math.ceil((factor - 1) * self.num_records))
+        records = max(1, math.ceil((MARGIN * factor - 1) * self.num_records))
         return f"about {records:,} more records ({records * self.steps_per_record:,} steps) are needed"
 
 
