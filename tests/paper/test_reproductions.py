@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from pseudolangevin.paper.generalization_view import ADAM, Outcome, Phase
 from pseudolangevin.paper.results import relative_difference, row
 from pseudolangevin.paper.starts import lively_starts
 from pseudolangevin.paper.timed import Budget
+from pseudolangevin.samplers.langevin import pseudo_langevin
 from pseudolangevin.tasks import Splits
 
 
@@ -93,7 +95,7 @@ TINY = {
         "SIZES",
         lambda sizes: tuple(
             replace(s, hidden_units=3, epochs=1, num_chains=1, langevin_steps=80, record_every=10, leapfrog_steps=3,
-                    warmup_moves=2, hybrid_seconds=1, langevin_seconds=5)
+                    warmup_moves=2, hybrid_seconds=0.3, langevin_seconds=5)
             for s in sizes[:1]
         ),
     ),
@@ -115,6 +117,14 @@ TINY = {
 }  # fmt: skip
 
 
+FEW_BATCHES: dict[str, Any] = {
+    "batch_size": 100,
+    "refresh_every": 80,  # after 10, 30 and 70 steps first: segments of one length compile once
+    "variance_block": 10,
+    "variance_max_batches": 10,
+}
+
+
 def small_images(*_, **__) -> Splits:
     """Stands for FashionMNIST."""
     rng = np.random.default_rng(0)
@@ -133,6 +143,8 @@ def test_every_reproduction_writes_its_rows_and_picture(name, tmp_path, monkeypa
 
     for maker in ("trained_starts", "living_starts"):
         monkeypatch.setattr(module, maker, untrained, raising=False)
+    monkeypatch.setattr(module, "spin_task", partial(spins.spin_task, num_train=600), raising=False)
+    monkeypatch.setattr(module, "pseudo_langevin", partial(pseudo_langevin, **FEW_BATCHES))
     if name == "fashion":
         monkeypatch.setattr(module.tasks, "fashion_mnist", small_images)
         pictures = np.zeros((4, 28, 28), np.uint8)
