@@ -31,8 +31,8 @@ def stored(kind: str, array: Any, path: Path) -> Any:
 
 
 def run(dataset: pl.Dataset, task: SmallTask, name: str) -> pl.Result:
-    options: dict[str, Any] = {"batch_size": 50, "variance_examples": 200, "variance_max_batches": 20}
-    options |= {"refresh_every": 10, "warmup_refreshes": 0, "variance_block": 10}  # between records, too
+    options: dict[str, Any] = {"batch_size": 50, "variance_examples": 200}
+    options |= {"refresh_every": 10, "warmup_refreshes": 0}  # between records, too
     if name == "adam":
         return pl.sample(
             pl.adam(task.potential, dataset, batch_size=20), task.weights, num_chains=2, num_steps=20, key=3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -55,12 +54,10 @@ def measured(tmp_path_factory) -> dict:
     # PyTorch takes longer to import than all else here; its rows have tests of their own.
     absent = [{"peer": peer, "reason": "left [out]"} for peer in ("torch", "posteriors")]
     by_process = driver._results
-    short = partial(own.SAMPLERS["pseudo_langevin"], variance_block=10, variance_max_batches=10)
     with path.with_suffix(".txt").open("w") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "_absent", lambda: absent)
         patch.setattr(driver, "_results", lambda t: (by_process if t["task"] == "machine" else results_here)(t))
         patch.setattr(clock, "BLOCK_SECONDS", 0.01)
-        patch.setitem(own.SAMPLERS, "pseudo_langevin", short)  # its refresh is timed, too
         driver.run(request, json_path=path, console=Console(file=file))
     return json.loads(path.read_text()) | {"printed": path.with_suffix(".txt").read_text()}
 

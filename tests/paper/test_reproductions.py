@@ -110,11 +110,9 @@ TINY = {
 }  # fmt: skip
 
 
-FEW_BATCHES: dict[str, Any] = {
+SHORT: dict[str, Any] = {
     "batch_size": 100,
     "refresh_every": 80,  # after 10, 30 and 70 steps first: segments of one length compile once
-    "variance_block": 10,
-    "variance_max_batches": 10,
 }
 
 
@@ -140,7 +138,7 @@ def test_every_reproduction_writes_its_rows_and_picture(name, tmp_path, monkeypa
     for maker in ("trained_starts", "living_starts"):
         monkeypatch.setattr(module, maker, untrained, raising=False)
     monkeypatch.setattr(module, "spin_task", small_task, raising=False)
-    monkeypatch.setattr(module, "pseudo_langevin", partial(pseudo_langevin, **FEW_BATCHES))
+    monkeypatch.setattr(module, "pseudo_langevin", partial(pseudo_langevin, **SHORT))
     if name == "fashion":
         monkeypatch.setattr(module.tasks, "fashion_mnist", small_images)
         pictures = np.zeros((4, 28, 28), np.uint8)
