@@ -2,22 +2,34 @@
 
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import pytest
 
+import pseudolangevin as pl
 from examples import bias_law, ensemble_uncertainty, find_temperature, geometry_of_solutions, train_by_sampling
-from pseudolangevin import config, runs
+from pseudolangevin import config, runs, temperature_scan
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 COMMANDS = re.findall(r"^    pseudolangevin (\w[\w-]*)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    """The same programs with fewer mini-batches in a certificate, and fewer temperatures in a search."""
+    monkeypatch.setattr(pl, "certificate", partial(pl.certificate, noise_draws=20))
+    monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, num_temperatures=3))
+    monkeypatch.setattr(temperature_scan, "WARMUP_REFRESHES", 0)  # segments of one length compile once
+
+
 def shortened(code: str) -> str:
-    """The same program with a twentieth of the steps."""
+    """The same program with a twentieth of the steps and a tenth of the data."""
     for long, short in [
+        ("num_train=5_000", "num_train=500"),
+        ("num_test=1_000", "num_test=100"),
         ("num_steps=4_000", "num_steps=200"),
         ("num_steps=1_000", "num_steps=50"),
         ("every=100", "every=10"),
@@ -87,7 +99,7 @@ def test_the_examples_of_training_by_sampling_run(tmp_path, capsys, monkeypatch)
 
 def test_the_example_of_the_search_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    find_temperature.main(["--examples", "1000", "--epochs", "30", "--steps", "128"])
+    find_temperature.main(["--examples", "1000", "--epochs", "30", "--steps", "64"])
     assert (tmp_path / "temperature.png").stat().st_size > 10_000
     assert capsys.readouterr().out.count("test error") == 4
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from pseudolangevin.paper.generalization_view import ADAM, Outcome, Phase
 from pseudolangevin.paper.results import relative_difference, row
 from pseudolangevin.paper.starts import lively_starts
 from pseudolangevin.paper.timed import Budget
+from pseudolangevin.samplers.langevin import pseudo_langevin
 from pseudolangevin.tasks import Splits
 
 
@@ -67,33 +69,26 @@ def test_starts_have_no_dead_class_and_are_cached(tmp_path):
         spins.trained_starts(task, 2, epochs=1, cache=cache)
 
 
+# One network, one data set's size, four chains in a program: what one has compiled the next can use.
 TINY = {
     "noise": (
         noise,
         "SETTINGS",
-        lambda s: replace(s, hidden_units=3, epochs=1, batch_size=100, num_steps=40, measure_every=20, num_draws=20),
+        lambda s: replace(s, hidden_units=3, epochs=1, batch_size=100, num_steps=40, measure_every=20, num_draws=20,
+                          temperature_ratio=0.01),
     ),
     "thermodynamics": (
         thermodynamics,
         "SETTINGS",
-        lambda s: replace(
-            s,
-            hidden_units=3,
-            epochs=1,
-            num_starts=1,
-            langevin_steps=80,
-            langevin_record_every=10,
-            leapfrog_steps=3,
-            warmup_moves=2,
-            hybrid_moves=10,
-        ),
+        lambda s: replace(s, hidden_units=3, epochs=1, batch_size=100, langevin_steps=80, langevin_record_every=10,
+                          leapfrog_steps=3, warmup_moves=2, hybrid_moves=10),
     ),
     "prediction-vs-size": (
         prediction_vs_size,
         "SIZES",
         lambda sizes: tuple(
-            replace(s, hidden_units=3, epochs=1, num_chains=1, langevin_steps=80, record_every=10, leapfrog_steps=3,
-                    warmup_moves=2, hybrid_seconds=1, langevin_seconds=5)
+            replace(s, hidden_units=3, epochs=1, num_chains=4, langevin_steps=80, record_every=10, leapfrog_steps=3,
+                    warmup_moves=2, hybrid_seconds=0.3, langevin_seconds=5)
             for s in sizes[:1]
         ),
     ),
@@ -102,23 +97,32 @@ TINY = {
         "SETTINGS",
         lambda s: replace(s, hidden_units=3, batch_size=100, record_every=10,
                           paces={"published": generalization.Pace(80, 3)},
-                          adam_record_every=20, observe_examples=500, test_examples=500,
+                          adam_record_every=20, observe_examples=400, test_examples=100,
                           phases=tuple(replace(p, max_steps=40) for p in (s.phases[0], *s.phases[-2:]))),
     ),
     "fashion": (
         fashion,
         "SETTINGS",
-        lambda s: replace(s, hidden_units=3, num_train=200, batch_size=50, record_every=10, refresh_every=80,
-                          warmup_refreshes=3, adam_record_every=20,
+        lambda s: replace(s, hidden_units=3, weight_decay=spins.WEIGHT_DECAY, num_train=600, batch_size=100,
+                          record_every=10, refresh_every=80, warmup_refreshes=3, adam_record_every=20,
                           groups=tuple(replace(g, max_steps=40) for g in s.groups)),
     ),
 }  # fmt: skip
 
 
+SHORT: dict[str, Any] = {
+    "batch_size": 100,
+    "refresh_every": 80,  # after 10, 30 and 70 steps first: segments of one length compile once
+}
+
+
+small_task = cache(partial(spins.spin_task, num_train=600))
+
+
 def small_images(*_, **__) -> Splits:
     """Stands for FashionMNIST."""
     rng = np.random.default_rng(0)
-    parts = [Dataset(rng.choice([-1, 1], (n, 100)).astype(np.int8), np.arange(n) % 10) for n in (200, 50, 50)]
+    parts = [Dataset(rng.choice([-1, 1], (n, 100)).astype(np.int8), np.arange(n) % 10) for n in (600, 50, 50)]
     return Splits(*parts)
 
 
@@ -133,6 +137,8 @@ def test_every_reproduction_writes_its_rows_and_picture(name, tmp_path, monkeypa
 
     for maker in ("trained_starts", "living_starts"):
         monkeypatch.setattr(module, maker, untrained, raising=False)
+    monkeypatch.setattr(module, "spin_task", small_task, raising=False)
+    monkeypatch.setattr(module, "pseudo_langevin", partial(pseudo_langevin, **SHORT))
     if name == "fashion":
         monkeypatch.setattr(module.tasks, "fashion_mnist", small_images)
         pictures = np.zeros((4, 28, 28), np.uint8)

@@ -83,20 +83,22 @@ def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):
 def tuned(small_task):
     lines: list[str] = []
     sampler = pl.pseudo_langevin(small_task.potential, small_task.train, variance_block=20, variance_max_batches=20)
-    result = pl.tune(
-        sampler,
-        small_task.weights,
-        temperature=2e-3,
-        seconds=4.0,
-        max_seconds=1e6,
-        bias_budget=0.5,
-        batch_sizes=(20, 200),
-        temperature_ratios=(0.01, 0.1),
-        momentum_retentions=(0.95,),
-        reset_probabilities=(0.0, 0.5),
-        chunk_size=1_000,
-        report=lines.append,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LangevinSearch, "_candidate_seconds", 0.4)
+        result = pl.tune(
+            sampler,
+            small_task.weights,
+            temperature=2e-3,
+            seconds=2.0,
+            max_seconds=1e6,
+            bias_budget=0.5,
+            batch_sizes=(20, 200),
+            temperature_ratios=(0.01, 0.1),
+            momentum_retentions=(0.95,),
+            reset_probabilities=(0.0, 0.5),
+            chunk_size=1_000,
+            report=lines.append,
+        )
     return result, lines
 
 
@@ -127,7 +129,7 @@ def test_a_tuning_prints_and_is_json_and_toml(tuned):
 def test_hybrid_monte_carlo_is_tuned_by_its_diffusion(small_task):
     sampler = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
     result = pl.tune(
-        sampler, small_task.weights, temperature=2e-3, seconds=1.0, num_leapfrog_steps=(2,), chunk_size=1_000
+        sampler, small_task.weights, temperature=2e-3, seconds=0.5, num_leapfrog_steps=(2,), chunk_size=1_000
     )
     assert result.within_budget
     assert result.settings["num_leapfrog_steps"] == 2
