@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-import pseudolangevin.cli
-import pseudolangevin.runs
+from pseudolangevin import cli, runs  # noqa: F401
 from tests.placement import placed_chains, placed_runs  # noqa: F401
 
 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX warns; nothing of it runs in this process
