@@ -12,12 +12,14 @@ from pathlib import Path
 
 import jax
 
-from pseudolangevin import cli
+from pseudolangevin import cli, runs
+from tests.store.conftest import build_once
 from tests.store.small_runs import SMALL_RUN
 
 
 def main() -> None:
     assert jax.device_count() == 4
+    runs.build = build_once  # the first two sessions share their programs
     folder = Path(sys.argv[1])
     config = folder / "run.toml"
     config.write_text(SMALL_RUN + "[placement]\nchains = 4\n")

@@ -1,43 +1,66 @@
-"""Starting Python in processes of its own, with simulated devices."""
+"""Processes with simulated devices, forked from one that has imported everything and started nothing."""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import multiprocessing
 import os
+import signal
 import socket
-import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+
+class Started(NamedTuple):
+    process: BaseProcess
+    output: Path
 
 
-def start(module: str, arguments: Sequence[object], *, devices: int, **environment: str) -> subprocess.Popen:
-    """`python -m module arguments…` with so many CPU devices; warnings are errors there as well."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    settings = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": flags.strip(),
-    }
-    command = [sys.executable, "-W", "error", "-m", module, *map(str, arguments)]
-    return subprocess.Popen(
-        command,
-        env=os.environ | settings | environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def _forks() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.placement.preloaded"])
+    return context
+
+
+def _run(module: str, arguments: Sequence[str], environment: dict[str, str], output: Path) -> None:
+    """What `python -W error -m module arguments…` does, on the CPU."""
+    import jax
+
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
+    gc.disable()  # nearly all of a short process is tracing, which leaves no garbage worth looking for
+    os.environ.update(environment)
+    jax.config.update("jax_platforms", "cpu")
+    warnings.simplefilter("error")
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main()
+
+
+def start(module: str, arguments: Sequence[object], output: Path, *, devices: int, **environment: str) -> Started:
+    """`main()` of a module with those arguments and so many CPU devices; what it prints goes to a file."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
+    process = _forks().Process(
+        target=_run, args=(module, [*map(str, arguments)], environment | {"XLA_FLAGS": flags}, output)
     )
+    process.start()
+    return Started(process, output)
 
 
-def finish(process: subprocess.Popen, code: int = 0, seconds: float = 900) -> str:
+def finish(started: Started, code: int = 0, seconds: float = 900) -> str:
     """What it printed, once it has ended with that exit code."""
-    try:
-        output = process.communicate(timeout=seconds)[0]
-    finally:
-        process.kill()
-    assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{output}"
+    started.process.join(seconds)
+    started.process.kill()
+    started.process.join()
+    found, output = started.process.exitcode, started.output.read_text()
+    assert found == code, f"exit code {found}, not {code}\n{output}"
     return output
 
 

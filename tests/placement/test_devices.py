@@ -25,7 +25,8 @@ SPLITS = {"4,1,1": 4, "1,4,1": 1, "1,1,4": 4, "2,2,1": 2}
 def one_device(tmp_path_factory) -> tuple[dict, dict]:
     """Runs on one of four devices, and on all of them."""
     out = tmp_path_factory.mktemp("chains") / "out.npz"
-    finish(start("tests.placement.placed_chains", [out, "1,1,1", *SPLITS, "1,2,2"], devices=4))
+    arguments = [out, "1,1,1", *SPLITS, "1,2,2"]
+    finish(start("tests.placement.placed_chains", arguments, out.with_name("printed"), devices=4))
     found = dict(np.load(out))
     return {name.removeprefix("1,1,1/"): value for name, value in found.items() if name.startswith("1,1,1/")}, found
 
@@ -74,6 +75,7 @@ def test_two_processes_give_the_chain_of_one_device(one_device, tmp_path):
         start(
             "tests.placement.placed_chains",
             [tmp_path / f"{number}.npz", *splits],
+            tmp_path / f"printed{number}",
             devices=2,
             **environment,
             PROCESS_ID=str(number),
@@ -92,7 +94,7 @@ def test_two_processes_give_the_chain_of_one_device(one_device, tmp_path):
 def placed_runs(tmp_path_factory) -> Path:
     """Run folders made on four devices."""
     folder = tmp_path_factory.mktemp("placed")
-    finish(start("tests.placement.placed_runs", [folder], devices=4))
+    finish(start("tests.placement.placed_runs", [folder], folder / "printed", devices=4))
     return folder
 
 
@@ -131,13 +133,16 @@ def test_a_run_of_two_processes_survives_a_kill_of_one(placed_runs, tmp_path):
     def both(arguments: list) -> list:
         address = free_address()
         extra = ["--coordinator", address, "--num-processes", 2, "--process-id"]
-        return [start("pseudolangevin", [*arguments, *extra, number], devices=2) for number in range(2)]
+        return [
+            start("pseudolangevin.cli", [*arguments, *extra, number], tmp_path / f"{address}-{number}", devices=2)
+            for number in range(2)
+        ]
 
     first, second = both(["sample", config, "--out", out])
     while not (out / "committed.json").exists() or json.loads((out / "committed.json").read_text())["records"] < 5:
-        assert first.poll() is None, finish(first)
+        assert first.process.is_alive(), finish(first)
         time.sleep(0.01)
-    second.send_signal(signal.SIGKILL)
+    second.process.kill()
     assert "another process is gone" in finish(first, code=130, seconds=120)
     finish(second, code=-signal.SIGKILL)
     assert json.loads((out / "committed.json").read_text())["records"] < 40

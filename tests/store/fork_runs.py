@@ -1,13 +1,15 @@
 """Runs of the command line in forked children, stopped by signals at random moments.
 
-    python -m tests.store.fork_runs CONFIG OUT SIGNAL SIGNAL…
+    python -m tests.store.fork_runs CONFIG FOLDER SIGNAL SIGNAL…
 
-The children are forked from a process that has imported everything and started nothing, so that each of them costs
-a fraction of a fresh interpreter. Prints one JSON line per child.
+makes FOLDER/whole in one child, then FOLDER/stopped in one more child than there are signals. The children are forked
+from a process that has imported everything and started nothing, so that each of them costs a fraction of a fresh
+interpreter. Prints one JSON line per child.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -24,6 +26,7 @@ def child(config: str, out: Path) -> int:
 
     from pseudolangevin import cli
 
+    gc.disable()  # nearly all of a child is tracing, which leaves no garbage worth looking for
     if not (out / "config.toml").exists():
         return cli.run(["sample", config, "--out", str(out)])
     if (out / "committed.json").exists():
@@ -46,13 +49,15 @@ def committed_records(out: Path) -> int:
 
 def wait_for_moment(rng: random.Random, number: int, pid: int, out: Path) -> None:
     """Some records after the start, and a little more; or, for one kill in four, a moment of the start itself."""
-    if number == signal.SIGKILL and rng.random() < 0.25:
-        time.sleep(rng.uniform(0, 2))
-        return
-    target = committed_records(out) + rng.randint(1, 4)
-    while committed_records(out) < target and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    early = number == signal.SIGKILL and rng.random() < 0.25
+    deadline = time.monotonic() + (rng.uniform(0, 1.2) if early else 600)
+    target = committed_records(out) + rng.randint(1, 3)
+    while time.monotonic() < deadline and committed_records(out) < target:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return
         time.sleep(0.002)
-    time.sleep(rng.uniform(0, 0.1))
+    if not early:
+        time.sleep(rng.uniform(0, 0.08))
 
 
 def main() -> None:
@@ -60,23 +65,19 @@ def main() -> None:
     import pseudolangevin.runs  # noqa: F401
 
     warnings.simplefilter("ignore")  # JAX warns of forking; nothing of it runs in this process
-    config, out, signals = sys.argv[1], Path(sys.argv[2]), [int(number) for number in sys.argv[3:]]
+    config, folder, signals = sys.argv[1], Path(sys.argv[2]), [int(number) for number in sys.argv[3:]]
     rng = random.Random(0)
-    for number in [*signals, 0]:
+    for name, number in [("whole", 0), *(("stopped", number) for number in [*signals, 0])]:
+        out = folder / name
         pid = os.fork()
         if pid == 0:
             os._exit(child(config, out))
         if number:
             wait_for_moment(rng, number, pid, out)
             os.kill(pid, number)
-        began = time.monotonic()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        seconds = time.monotonic() - began
-        name = signal.Signals(number).name if number else "none"
-        print(
-            json.dumps({"signal": name, "code": code, "records": committed_records(out), "seconds": seconds}),
-            flush=True,
-        )
+        sent = signal.Signals(number).name if number else "none"
+        print(json.dumps({"run": name, "signal": sent, "code": code, "records": committed_records(out)}), flush=True)
 
 
 if __name__ == "__main__":
