@@ -125,6 +125,9 @@ def test_what_fits() -> None:
     assert fused.fits(potential, train.batch, "bfloat16")
     assert not fused.fits(potential, train.batch, "highest")
     assert not fused.fits(potential, train.batch, None, split=True)
+    real = (train.inputs.astype(jnp.float32), train.targets)
+    assert not fused.fits(potential, real, None)  # rounding would change the data
+    assert fused.fits(potential, real, "bfloat16")
     for sizes in [(128, 40, 30, 5), (20, 40, 129, 5), (20, 40, 30, 17), (20, 40, 5), (20, 40, 30, 30, 5)]:
         other = pl.classification(pl.models.feedforward(sizes).apply)
         assert not fused.fits(other, train.batch, None)

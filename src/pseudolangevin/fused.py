@@ -20,13 +20,17 @@ from .models import FeedForward
 from .potential import Layered, Potential, cross_entropy
 from .types import Array, Batch, Weights
 
+EXACT = (jnp.bool_, jnp.int8, jnp.uint8, jnp.bfloat16)
+"""Types of inputs that bfloat16 holds as they are."""
+
 
 def fits(potential: Potential, batch: Batch, precision: str | None, *, split: bool = False) -> bool:
     """Whether the kernels cover this: cross-entropy on two hidden layers, all but the first hidden one narrow.
 
-    Kernels round factors to bfloat16, so they are not for a higher `precision` that was asked for. Several devices
-    are left to XLA, which splits the plain gradient among them and cannot split a kernel; so is a small batch on a wide
-    layer, where a few tiles would have to work through all of its chunks.
+    Kernels round factors to bfloat16, so they are not for a higher `precision` that was asked for, nor, unless it was,
+    for inputs that this would change: rounded data are other data, and no noise. Several devices are left to XLA, which
+    splits the plain gradient among them and cannot split a kernel; so is a small batch on a wide layer, where a few
+    tiles would have to work through all of its chunks.
     """
     layered, inputs = potential.layered, batch[0]
     if layered is None or layered.output_loss is not cross_entropy or len(layered.network.sizes) != 4:
@@ -35,6 +39,8 @@ def fits(potential: Potential, batch: Batch, precision: str | None, *, split: bo
         return False
     num_in, hidden, narrow, num_out = layered.network.sizes
     if not isinstance(inputs, jax.Array) or num_in >= NARROW or narrow > NARROW or num_out > CLASSES:
+        return False
+    if inputs.dtype not in EXACT and precision is None:
         return False
     blocks = blocks_for(layered.network, inputs.shape[0], 1)
     return hidden / blocks.hidden <= 4 * inputs.shape[0] / blocks.rows
