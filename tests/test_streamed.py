@@ -105,13 +105,6 @@ def test_wide_numbers_arrive_as_the_device_holds_them(small_task: SmallTask) -> 
     assert dataset.bytes_per_example == 20 * 4 + 4
 
 
-def test_many_indices_are_gathered_by_threads() -> None:
-    inputs = np.arange(50_000, dtype=np.int32)[:, None]
-    dataset = pl.StreamedDataset(inputs, inputs[:, 0])
-    indices = np.random.default_rng(0).integers(0, 50_000, 3 * 2**14 + 5)
-    np.testing.assert_array_equal(dataset.fetch(indices)[1], indices)
-
-
 def test_refused(small_task: SmallTask) -> None:
     inputs, targets = np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets)
     with pytest.raises(ValueError, match="inputs has 1000 examples and targets has 5"):

@@ -355,12 +355,13 @@ class _Refreshes:
     def __init__(self, kernel: Kernel, states: Any, mesh: Mesh | None, step: int) -> None:
         assert kernel.refresh_every is not None
         self.due = int(_next_refresh(kernel, states, mesh))
-        # Short intervals are cut into pieces of one length: another length is another compilation.
-        self._piece = kernel.refresh_every if self.due - step < kernel.regular_refresh_interval else None
+        # Intervals are cut into pieces, short ones while they are short: every length is a compilation of its own.
+        regular = kernel.regular_refresh_interval
+        self._piece = kernel.refresh_every if self.due - step < regular else max(kernel.refresh_every, regular // 8)
 
     def to_next_stop(self, step: int) -> int:
-        left = self.due - step
-        return left if self._piece is None else min(left, _to_next_multiple(step, self._piece))
+        """Steps to the end of a piece, counted from the refresh back."""
+        return (self.due - step) % self._piece or self._piece
 
 
 @partial(jax.jit, static_argnames=("kernel", "mesh"))

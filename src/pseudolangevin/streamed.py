@@ -6,9 +6,6 @@ them ready.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import jax
@@ -17,9 +14,6 @@ import numpy as np
 
 from .data import Dataset, check_lengths
 from .types import Array, Batch
-
-PIECE = 2**14
-"""Examples that one thread gathers at a time."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -97,26 +91,9 @@ class _Itself:
 
 def _gather(array: Any, indices: np.ndarray, dtype: Any) -> np.ndarray:
     flat = indices.reshape(-1)
-    out = np.empty((flat.size, *array.shape[1:]), dtype)
-
-    def piece(start: int) -> None:
-        wanted = flat[start : start + PIECE]
-        if isinstance(array, np.ndarray) and array.dtype == out.dtype:
-            np.take(array, wanted, axis=0, out=out[start : start + PIECE], mode="clip")
-        elif isinstance(array, np.ndarray):
-            out[start : start + PIECE] = array[wanted]
-        else:  # Zarr reads every chunk once when asked for different indices in order
-            different, back = np.unique(wanted, return_inverse=True)
-            out[start : start + PIECE] = np.asarray(array.oindex[different])[back]
-
-    starts = range(0, flat.size, PIECE)
-    if len(starts) == 1:
-        piece(0)
-    else:
-        list(_threads().map(piece, starts))
+    if isinstance(array, np.ndarray):
+        out = np.take(array, flat, axis=0, mode="clip").astype(dtype, copy=False)
+    else:  # Zarr reads every chunk once when asked for different indices in order
+        different, back = np.unique(flat, return_inverse=True)
+        out = np.asarray(array.oindex[different])[back].astype(dtype, copy=False)
     return out.reshape(*indices.shape, *array.shape[1:])
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="pseudolangevin-gather")
