@@ -23,7 +23,6 @@ from jax.sharding import Mesh
 from . import hosts, observables, prefetch, trees
 from .checks import check_integer
 from .data import Dataset
-from .gradients import DEFAULT_CHUNK_SIZE
 from .layout import Layout, temperatures_for
 from .observables import Observer
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
@@ -70,7 +69,7 @@ def sample(
     test: Dataset | None = None,
     observe_examples: int | None = None,
     keep_weights_every: int | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_size: int | None = None,
     placement: Placement | None = None,
     progress: bool | None = None,
 ) -> Result:
@@ -88,7 +87,8 @@ def sample(
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: measure on the first so many training examples only; default: on all.
         keep_weights_every: keep the weights of every so many-th record in `result.samples`.
-        chunk_size: examples held at once per chain when measuring; bounds memory, not the result.
+        chunk_size: examples held at once per chain when measuring; bounds memory, not the result. Default: 4096, or
+            32 768 for a network of up to 2¹⁷ weights on a GPU.
         placement: how many ways chains, data and weights are split over devices; default: chains over all devices, or
             over as many as divide them.
         progress: show a progress bar; default: when the output is a terminal.
@@ -234,7 +234,7 @@ def make_plan(
     record_every: int | None = None,
     test: Dataset | None = None,
     observe_examples: int | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_size: int | None = None,
     placement: Placement | Mesh | None = None,
 ) -> Plan:
     """Check the arguments of `sample` before anything is compiled.
@@ -246,7 +246,8 @@ def make_plan(
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
     record_every = max(1, num_steps // 100) if record_every is None else record_every
     check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
-    check_integer("chunk_size", chunk_size, minimum=1)
+    if chunk_size is not None:
+        check_integer("chunk_size", chunk_size, minimum=1)
     observed = sampler.dataset
     if observe_examples is not None:
         check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)

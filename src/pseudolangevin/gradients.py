@@ -26,6 +26,16 @@ FrozenOracle: TypeAlias = Callable[[Key, Dataset], Callable[[Weights], Weights]]
 
 DEFAULT_CHUNK_SIZE = 4096
 """Examples held at once when visiting all of them; bounds the memory, not the result."""
+LARGEST_DEFAULT = 8 * DEFAULT_CHUNK_SIZE
+SMALL_NETWORK = 2**17
+
+
+def chunk_for(chunk_size: int | None, weights: Weights) -> int:
+    """A chunk size that was asked for, or the default: larger for a small network on a GPU, where launches decide."""
+    if chunk_size is not None:
+        return chunk_size
+    small = jax.default_backend() == "gpu" and trees.num_weights(weights) <= SMALL_NETWORK
+    return LARGEST_DEFAULT if small else DEFAULT_CHUNK_SIZE
 
 
 def minibatch(potential: Potential, batch_size: int, precision: str | None = None) -> Oracle:
@@ -43,7 +53,7 @@ def minibatch(potential: Potential, batch_size: int, precision: str | None = Non
     return gradient
 
 
-def exact(potential: Potential, chunk_size: int = DEFAULT_CHUNK_SIZE) -> Oracle:
+def exact(potential: Potential, chunk_size: int | None = None) -> Oracle:
     """∇U on the whole data set, in chunks, with full float32 products."""
 
     def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
@@ -71,7 +81,7 @@ def frozen_batch(potential: Potential, batch_size: int, precision: str | None = 
     return bind
 
 
-def frozen_exact(potential: Potential, chunk_size: int = DEFAULT_CHUNK_SIZE) -> FrozenOracle:
+def frozen_exact(potential: Potential, chunk_size: int | None = None) -> FrozenOracle:
     """∇U on the whole data set; it has no examples to choose, so nothing to freeze."""
     oracle = exact(potential, chunk_size)
     return lambda key, dataset: lambda weights: oracle(key, weights, dataset)
@@ -90,7 +100,7 @@ class ExactSums(NamedTuple):
     """Largest minus smallest score of every class; zero for a dead class. None where there are no classes."""
 
 
-def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int) -> ExactSums:
+def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None) -> ExactSums:
     """Mean loss, mean error, ∇U and the span of the class scores over the whole data set."""
 
     def chunk_loss(weights: Weights, batch: Batch, mask: Array) -> tuple[Array, Array]:
@@ -115,24 +125,24 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
     low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
     carry = (compensated.zero(), error, trees.zeros_like(weights), low, high)
     with jax.default_matmul_precision("highest"):
-        loss, error, gradient, low, high = fold_chunks(fold, carry, dataset, chunk_size)
+        loss, error, gradient, low, high = fold_chunks(fold, carry, dataset, chunk_for(chunk_size, weights))
     num = dataset.num_examples
     gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
     return ExactSums(compensated.scale(loss, 1 / num), error / num, gradient, high - low if num_classes else None)
 
 
-def exact_mean(per_example: PerExample, weights: Weights, dataset: Dataset, chunk_size: int) -> Sum:
+def exact_mean(per_example: PerExample, weights: Weights, dataset: Dataset, chunk_size: int | None) -> Sum:
     """The mean of a per-example quantity over the whole data set: forward only, full float32 products, compensated."""
 
     def fold(total: Sum, batch: Batch, mask: Array) -> Sum:
         return compensated.add(total, compensated.total(jnp.where(mask, per_example(weights, batch), 0.0)))
 
     with jax.default_matmul_precision("highest"):
-        total = fold_chunks(fold, compensated.zero(), dataset, chunk_size)
+        total = fold_chunks(fold, compensated.zero(), dataset, chunk_for(chunk_size, weights))
     return compensated.scale(total, 1 / dataset.num_examples)
 
 
-def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int = DEFAULT_CHUNK_SIZE) -> Sum:
+def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None = None) -> Sum:
     """U on the whole data set, regulariser included, precise enough for Metropolis.
 
     Differences of two such energies, by `compensated.difference`, are limited by the rounding of the single losses

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import trees
 from .data import Dataset
-from .gradients import DEFAULT_CHUNK_SIZE, exact_sums
+from .gradients import exact_sums
 from .potential import Potential
 from .samplers.base import ChainState, Kernel
 from .samplers.langevin_kernel import RATIO_QUANTILES
@@ -64,7 +64,7 @@ class Observer:
     """Which observables to record."""
 
     potential: Potential
-    chunk_size: int = DEFAULT_CHUNK_SIZE
+    chunk_size: int | None = None
 
     def observe(self, kernel: Kernel, state: ChainState, train: Dataset, test: Dataset | None) -> dict[str, Array]:
         """All observables of one chain; `loss` and `potential` as (high, low) pairs, see `compensated`."""

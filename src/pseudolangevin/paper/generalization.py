@@ -27,10 +27,10 @@ from ..samplers.adam import adam
 from ..samplers.base import Sampler
 from ..samplers.langevin import pseudo_langevin
 from ..types import Array, Weights
-from .generalization_view import ADAM, RANDOM, Outcome, Phase, draw, rows_of
+from .generalization_view import ADAM, OVERFITTED, RANDOM, THERMAL, Outcome, Phase, draw, rows_of
 from .results import Reproduction
 from .spins import SpinTask, living_starts, spin_task
-from .starts import lively_starts
+from .starts import lively_starts, thermal_start
 from .timed import Budget, TimedRun, sample_for
 
 
@@ -42,6 +42,14 @@ class Pace:
     warmup_refreshes: int
     """k; a multiple of `refresh_every`/2ᵏ is recorded, so that all segments are of one length and compile once."""
     temperature_ratio: float = 0.01
+    reset_probability: float = 0.1
+    max_refresh_interval: int = 50_000
+    record_every: int = 500
+
+    def sampler(self, task: SpinTask, batch_size: int) -> Sampler:
+        """pL at this pace."""
+        options = {name: value for name, value in asdict(self).items() if name != "record_every"}
+        return pseudo_langevin(task.potential, task.train, batch_size=batch_size, **options)
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,8 @@ class Settings:
     phases: tuple[Phase, ...]
     total_seconds: float
     """Of everything, compilation included."""
-    record_every: int
     paces: Mapping[str, Pace]
-    """That of the published curves, and one that measures 𝒱 earlier, for chains that change their temperature."""
+    """That of the published curves, and one that measures 𝒱 often and lets masses follow it, for equilibrium."""
     learning_rate: float
     adam_record_every: int
     observe_examples: int
@@ -72,16 +79,19 @@ SETTINGS = {
         hidden_units=5_000,
         batch_size=50_305,
         phases=(
-            Phase("3e-7 from random weights", 3e-7, RANDOM, 4_000, 40),
-            Phase("3e-7", 3e-7, "3e-7 from random weights", 30_000, 45, "careful"),
-            Phase("2e-7", 2e-7, "3e-7", 60_000, 60, "careful"),
-            Phase("1e-6", 1e-6, "3e-7", 30_000, 30, "careful"),
-            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 55),
-            Phase(ADAM, None, RANDOM, 2_000_000, 60),
+            Phase("3e-7", 3e-7, THERMAL, 12_288, 60, "equilibrium"),
+            Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium"),
+            Phase("1e-6", 1e-6, THERMAL, 12_288, 20, "equilibrium"),
+            Phase("3e-7 from random weights", 3e-7, RANDOM, 4_000, 30),
+            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 65),
+            Phase(ADAM, None, RANDOM, 2_000_000, 40),
+            Phase(OVERFITTED, None, RANDOM, 2_000_000, 32),
+            Phase("1e-7 from overfitted weights", 1e-7, OVERFITTED, 12_288, 14, "equilibrium"),
+            Phase("1e-5", 1e-5, THERMAL, 6_144, 8, "equilibrium"),
+            Phase("1e-4", 1e-4, THERMAL, 6_144, 8, "equilibrium"),
         ),
-        total_seconds=330,
-        record_every=500,
-        paces={"published": Pace(4_000, 3), "careful": Pace(3_200, 6)},
+        total_seconds=280,
+        paces={"published": Pace(4_000, 3), "equilibrium": Pace(1_024, 7, 0.01, 1.0, 1_024, record_every=512)},
         learning_rate=1e-5,
         adam_record_every=5_000,
         observe_examples=150_000,
@@ -93,14 +103,13 @@ SETTINGS = {
         batch_size=558,
         phases=(
             Phase("3e-5 from random weights", 3e-5, RANDOM, 6_000, 30),
-            Phase("1e-4", 1e-4, "3e-5 from random weights", 3_000, 12),
-            Phase("3e-4", 3e-4, "1e-4", 3_000, 12),
+            Phase("1e-4", 1e-4, THERMAL, 3_000, 12),
+            Phase("3e-4", 3e-4, THERMAL, 3_000, 12),
             Phase(ADAM, None, RANDOM, 20_000, 20),
             Phase("1e-6 from Adam", 1e-6, ADAM, 3_000, 12),
         ),
         total_seconds=300,
-        record_every=100,
-        paces={"published": Pace(1_600, 4)},
+        paces={"published": Pace(1_600, 4, record_every=100)},
         learning_rate=1e-3,
         adam_record_every=500,
         observe_examples=10_000,
@@ -122,16 +131,18 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         if settings.cheap_starts
         else living_starts(task, 1, seed=settings.seed)
     )
-    samplers = {
-        name: pseudo_langevin(task.potential, task.train, batch_size=settings.batch_size, **asdict(pace))
-        for name, pace in settings.paces.items()
-    }
-    trainer = _trainer(task, settings)
+    samplers = {name: pace.sampler(task, settings.batch_size) for name, pace in settings.paces.items()}
+    samplers |= {ADAM: _trainer(task, settings), OVERFITTED: _overfitter(task, settings)}
     ends: dict[str, Weights] = {RANDOM: random}
     outcomes: list[Outcome] = []
     for index, phase in enumerate(settings.phases):
-        chosen = trainer if phase.temperature is None else samplers[phase.pace]
-        run = _run(phase, chosen, ends[phase.start], task, settings, budget.take(phase.name), settings.seed + index)
+        chosen = samplers[phase.name if phase.temperature is None else phase.pace]
+        if phase.start == THERMAL:
+            assert phase.temperature is not None
+            start = thermal_start(task.network, task.train, task.potential, phase.temperature, seed=settings.seed)
+        else:
+            start = ends[phase.start]
+        run = _run(phase, chosen, start, task, settings, budget.take(phase.name), settings.seed + index)
         ends[phase.name] = run.weights
         outcomes.append(_outcome(phase, run, task, settings))
         recorded = asdict(settings) | {
@@ -160,6 +171,11 @@ def _trainer(task: SpinTask, settings: Settings) -> Sampler:
     )
 
 
+def _overfitter(task: SpinTask, settings: Settings) -> Sampler:
+    """Adam on all examples, in large batches and with large steps: to a low loss soon."""
+    return adam(task.potential, task.train, batch_size=settings.batch_size // 8, learning_rate=1e-3)
+
+
 def _run(
     phase: Phase, sampler: Sampler, start: Weights, task: SpinTask, settings: Settings, seconds: float, key: int
 ) -> TimedRun:
@@ -169,7 +185,7 @@ def _run(
         start,
         temperatures=None if phase.temperature is None else [phase.temperature],
         num_chains=1,
-        record_every=settings.adam_record_every if phase.temperature is None else settings.record_every,
+        record_every=settings.paces[phase.pace].record_every if phase.temperature else settings.adam_record_every,
         max_steps=phase.max_steps,
         key=key,
         test=task.test.head(min(settings.test_examples, task.test.num_examples)),
@@ -197,6 +213,8 @@ def _outcome(phase: Phase, run: TimedRun, task: SpinTask, settings: Settings) ->
         "test_error": [round(float(e), 5) for e in test_errors],
         "loss": [round(float(e), 5) for e in trace["loss"].values],
     }
+    if phase.name == OVERFITTED:
+        return Outcome(phase, steps, test_errors, {}, record=record)
     if phase.temperature is None:
         best_step = int(trace["best_step"].values[-1])
         # Step 0 is the start itself, which has no record.

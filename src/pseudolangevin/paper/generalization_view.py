@@ -17,6 +17,9 @@ from .thermodynamics import published_value
 
 ADAM = "Adam"
 RANDOM = "random weights"
+THERMAL = "weights of the prior"
+OVERFITTED = "Adam, large batches"
+"""A training to a low loss on all examples: the start of the lowest temperature, below the transition."""
 TOLERANCES = {"loss": 0.03, "squared_norm": 0.03, "test_error": 0.002}
 """Of the published averages: relative for the first two, absolute for the error."""
 COLUMNS = {"gradient_variance": "mean_gradient_variance_first_two_layers", "error": "train_error"}
@@ -33,7 +36,7 @@ class Phase:
     temperature: float | None
     """None: Adam."""
     start: str
-    """Random weights, or the phase whose end it continues."""
+    """Random weights, those of the prior at its temperature, or the phase whose end it continues."""
     max_steps: int
     share: float
     """Of the time, in units that matter only beside the other phases'."""
@@ -63,7 +66,7 @@ class Story:
     """The outcomes by the part they play."""
 
     equilibria: dict[float, Outcome]
-    """The last outcome at each temperature, from cold to hot; the coldest began at Adam's overfitted end."""
+    """The last outcome at each temperature that was not a curve from random weights, or that curve; cold to hot."""
     warm: Outcome | None
     """From random weights, at the intermediate temperature."""
     cold: Outcome | None
@@ -78,8 +81,9 @@ def story_of(outcomes: list[Outcome]) -> Story:
         if outcome.phase.temperature is not None:
             sampled.setdefault(outcome.phase.temperature, []).append(outcome)
     fresh = sorted((o for o in outcomes if o.phase.start == RANDOM and o.phase.temperature), key=_temperature)
-    adam = next((o for o in outcomes if o.phase.temperature is None), None)
-    equilibria = {t: found[-1] for t, found in sorted(sampled.items())}
+    adam = next((o for o in outcomes if o.phase.name == ADAM), None)
+    settled = {t: [o for o in found if o.phase.start != RANDOM] or found for t, found in sampled.items()}
+    equilibria = {t: found[-1] for t, found in sorted(settled.items())}
     return Story(equilibria, fresh[-1] if fresh else None, fresh[0] if len(fresh) > 1 else None, adam)
 
 
@@ -99,7 +103,7 @@ def _averages(story: Story, scale: str) -> list[Row]:
         for name, measured in outcome.averages.items():
             reference = published_value("pseudo_langevin", temperature, COLUMNS.get(name, name), "generalization")
             # The low-temperature phase is glassy: the published run is twenty times longer, and no judge of this one.
-            glassy = outcome.phase.start == ADAM or outcome is story.cold
+            glassy = outcome.phase.start in (ADAM, OVERFITTED) or outcome is story.cold
             judged = scale == "paper" and reference is not None and not glassy and name in TOLERANCES
             rows.append(
                 row(
@@ -119,7 +123,7 @@ def _transition(story: Story, scale: str) -> list[Row]:
     if len(story.equilibria) < 2:
         return []
     (below, low), (above, high) = list(story.equilibria.items())[:2]
-    if low.phase.start not in (ADAM, RANDOM):
+    if low.phase.start not in (ADAM, OVERFITTED, RANDOM):
         return []
     jump = high.averages["loss"].mean - low.averages["loss"].mean
     drop = low.averages["test_error"].mean - high.averages["test_error"].mean

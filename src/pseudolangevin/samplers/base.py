@@ -7,7 +7,7 @@ The driver maps the kernel over chains; nothing in a kernel knows how many there
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -132,17 +132,35 @@ def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> S
 
     A chain that is not is put back to where the segment began, and never moves again.
     """
-    return _unless_broken(state, lax.scan(lambda s, _: (kernel.step(s, dataset), None), state, length=num_steps)[0])
+    step = _guarded(kernel, state)
+    return _unless_broken(state, lax.scan(lambda s, _: (step(s, dataset), None), state, length=num_steps)[0])
 
 
 def advance_with(kernel: Kernel, state: State, dataset: Dataset, batches: Batch) -> State:
     """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`."""
-    moved = lax.scan(lambda s, batch: (kernel.step(s, Drawn(batch, dataset)), None), state, batches)[0]
+    step = _guarded(kernel, state)
+    moved = lax.scan(lambda s, batch: (step(s, Drawn(batch, dataset)), None), state, batches)[0]
     return _unless_broken(state, moved)
+
+
+VERY_LARGE = 2**24
+"""Weights from which on a chain that breaks is left as it is: to put it back, weights and momenta of the beginning of
+every segment would have to be kept, eight bytes per weight."""
+
+
+def _guarded(kernel: Kernel, state: State) -> Callable[[State, Dataset], State]:
+    """The step; of a very large chain that has stopped, nothing."""
+    if trees.num_weights(state.weights) < VERY_LARGE:
+        return kernel.step
+    running = state.status == Status.RUNNING
+    return lambda s, dataset: trees.select(running, kernel.step(s, dataset), s)
 
 
 def _unless_broken(state: State, moved: State) -> State:
     finite = trees.all_finite(moved)
+    if trees.num_weights(state.weights) >= VERY_LARGE:
+        broken = (moved.status == Status.RUNNING) & ~finite
+        return moved._replace(status=jnp.where(broken, Status.NON_FINITE, moved.status))
     running = state.status == Status.RUNNING
     stopped = state._replace(status=jnp.where(running & ~finite, Status.NON_FINITE, state.status))
     return trees.select(running & finite, moved, stopped)

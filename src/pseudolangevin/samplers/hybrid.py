@@ -16,7 +16,7 @@ from typing import Any
 from .. import gradients
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
-from ..gradients import DEFAULT_CHUNK_SIZE, FrozenOracle
+from ..gradients import FrozenOracle
 from ..masses import check_given, for_the_record
 from ..potential import Potential
 from ..types import Weights
@@ -33,7 +33,7 @@ def hybrid_monte_carlo(
     masses: float | Weights = 1.0,
     warmup_moves: int = 0,
     target_acceptance: float = 0.75,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_size: int | None = None,
 ) -> Sampler:
     """Hybrid Monte Carlo with the exact gradient: samples exp(−U/T) exactly, whatever the time step (sec:hMC).
 
@@ -60,7 +60,8 @@ def hybrid_monte_carlo(
         >>> sampler = hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)  # doctest: +SKIP
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=1_000, key=key)  # doctest: +SKIP
     """
-    check_integer("chunk_size", chunk_size, minimum=1)
+    if chunk_size is not None:
+        check_integer("chunk_size", chunk_size, minimum=1)
     return _sampler(
         "hybrid_monte_carlo",
         potential,
@@ -86,7 +87,7 @@ def minibatch_hybrid_monte_carlo(
     masses: float | Weights = 1.0,
     warmup_moves: int = 0,
     target_acceptance: float = 0.75,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_size: int | None = None,
     precision: str | None = None,
 ) -> Sampler:
     """Hybrid Monte Carlo driven by one mini-batch per move ("mb-hMC"): samples exp(−U/T) exactly (sec:hMC).
@@ -109,7 +110,8 @@ def minibatch_hybrid_monte_carlo(
     """
     if batch_size is None:
         batch_size = max(2, round(0.01 * dataset.num_examples))
-    check_integer("chunk_size", chunk_size, minimum=1)
+    if chunk_size is not None:
+        check_integer("chunk_size", chunk_size, minimum=1)
     check_integer(
         "batch_size",
         batch_size,
@@ -144,7 +146,7 @@ def _sampler(
     masses: float | Weights,
     warmup_moves: int,
     target_acceptance: float,
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> Sampler:
     check_integer("num_leapfrog_steps", num_leapfrog_steps, minimum=1)
     check_positive("time_step", time_step)

@@ -101,7 +101,7 @@ class HybridKernel(Kernel):
     given_masses: float | Weights
     warmup_moves: int
     target_acceptance: float
-    chunk_size: int
+    chunk_size: int | None
 
     def check(self, weights: Weights) -> None:
         """Given masses fit the weights."""

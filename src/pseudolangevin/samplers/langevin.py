@@ -16,7 +16,6 @@ import math
 from .. import gradients
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
-from ..gradients import DEFAULT_CHUNK_SIZE
 from ..masses import Granularity, check_given, for_the_record
 from ..potential import Potential
 from ..types import Weights
@@ -252,7 +251,7 @@ def full_batch_langevin(
     time_step: float,
     masses: float | Weights = 1.0,
     momentum_retention: float = DEFAULT_MOMENTUM_RETENTION,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_size: int | None = None,
 ) -> Sampler:
     """Langevin dynamics with the exact gradient, integrated as by Bussi and Parrinello (eq:BussiParrinello).
 
@@ -268,7 +267,8 @@ def full_batch_langevin(
         chunk_size: examples held at once; bounds memory, not the result.
     """
     _check_dynamics(momentum_retention, time_step)
-    check_integer("chunk_size", chunk_size, minimum=1)
+    if chunk_size is not None:
+        check_integer("chunk_size", chunk_size, minimum=1)
     check_given(masses)
     oracle = gradients.exact(potential, chunk_size)
     kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, fixed_masses=masses)
