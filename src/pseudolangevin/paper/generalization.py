@@ -8,8 +8,9 @@ and goes on to overfit as Adam does.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ..data import Dataset
 from ..diagnostics.averages import Average, average
 from ..gradients import exact_mean
 from ..potential import Potential
+from ..reports import DeadClassWarning
 from ..samplers.adam import adam
 from ..samplers.base import Sampler
 from ..samplers.langevin import pseudo_langevin
@@ -73,6 +75,13 @@ class Settings:
     """Whether the start is chosen before any training."""
     seed: int = 0
 
+    def record_every(self, phase: Phase) -> int:
+        """Steps between records of a phase."""
+        return self.paces[phase.pace].record_every if phase.temperature else self.adam_record_every
+
+
+NUM_STARTS = 6
+"""Random starts that are tried before one is taken as it is."""
 
 SETTINGS = {
     "paper": Settings(
@@ -81,19 +90,19 @@ SETTINGS = {
         phases=(
             Phase("3e-7", 3e-7, THERMAL, 12_288, 60, "equilibrium"),
             Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium"),
-            Phase("1e-6", 1e-6, THERMAL, 12_288, 20, "equilibrium"),
+            Phase("1e-6", 1e-6, "3e-7", 12_288, 20, "equilibrium"),
             Phase("3e-7 from random weights", 3e-7, RANDOM, 4_000, 30),
             Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 65),
             Phase(ADAM, None, RANDOM, 2_000_000, 40),
             Phase(OVERFITTED, None, RANDOM, 2_000_000, 32),
             Phase("1e-7 from overfitted weights", 1e-7, OVERFITTED, 12_288, 14, "equilibrium"),
-            Phase("1e-5", 1e-5, THERMAL, 6_144, 8, "equilibrium"),
-            Phase("1e-4", 1e-4, THERMAL, 6_144, 8, "equilibrium"),
+            Phase("1e-5", 1e-5, "1e-6", 6_144, 8, "equilibrium"),
+            Phase("1e-4", 1e-4, "1e-5", 6_144, 8, "equilibrium"),
         ),
         total_seconds=280,
         paces={"published": Pace(4_000, 3), "equilibrium": Pace(1_024, 7, 0.01, 1.0, 1_024, record_every=512)},
-        learning_rate=1e-5,
-        adam_record_every=5_000,
+        learning_rate=1e-4,
+        adam_record_every=2_500,
         observe_examples=150_000,
         test_examples=200_000,
         chunk_size=25_000,
@@ -126,23 +135,27 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     started = time.perf_counter()
     budget = Budget(0.96 * settings.total_seconds, {p.name: p.share for p in settings.phases})
     task = spin_task(settings.hidden_units)
-    random = (
-        lively_starts(task.network, task.train, 1, seed=settings.seed)
+    starts = (
+        lively_starts(task.network, task.train, NUM_STARTS, seed=settings.seed)
         if settings.cheap_starts
         else living_starts(task, 1, seed=settings.seed)
     )
     samplers = {name: pace.sampler(task, settings.batch_size) for name, pace in settings.paces.items()}
     samplers |= {ADAM: _trainer(task, settings), OVERFITTED: _overfitter(task, settings)}
-    ends: dict[str, Weights] = {RANDOM: random}
+    ends: dict[str, Weights] = {}
     outcomes: list[Outcome] = []
     for index, phase in enumerate(settings.phases):
         chosen = samplers[phase.name if phase.temperature is None else phase.pace]
-        if phase.start == THERMAL:
+        seconds, seed = budget.take(phase.name), settings.seed + index
+        if phase.start == RANDOM:
+            start = _that_lives(phase, chosen, starts, task, settings, seed)
+            run = _run(phase, chosen, start, task, settings, seconds, seed)
+        elif phase.start == THERMAL:
             assert phase.temperature is not None
             start = thermal_start(task.network, task.train, task.potential, phase.temperature, seed=settings.seed)
+            run = _run(phase, chosen, start, task, settings, seconds, seed)
         else:
-            start = ends[phase.start]
-        run = _run(phase, chosen, start, task, settings, budget.take(phase.name), settings.seed + index)
+            run = _run(phase, chosen, ends[phase.start], task, settings, seconds, seed)
         ends[phase.name] = run.weights
         outcomes.append(_outcome(phase, run, task, settings))
         recorded = asdict(settings) | {
@@ -176,22 +189,52 @@ def _overfitter(task: SpinTask, settings: Settings) -> Sampler:
     return adam(task.potential, task.train, batch_size=settings.batch_size // 8, learning_rate=1e-3)
 
 
+def _that_lives(
+    phase: Phase, sampler: Sampler, starts: Weights, task: SpinTask, settings: Settings, seed: int
+) -> Weights:
+    """The first start whose classes are all alive at the first record.
+
+    A class with a signal at the start may lose it within the first hundreds of steps, for good.
+    """
+    num_starts = jax.tree.leaves(starts)[0].shape[1]
+    for index in range(num_starts):
+        start = jax.tree.map(lambda w, i=index: w[0, i], starts)
+        if index == num_starts - 1:
+            break
+        short = replace(phase, max_steps=settings.record_every(phase))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeadClassWarning)
+            trace = _run(short, sampler, start, task, settings, 0.0, seed, quiet=True).trace
+        if not trace["dead_class"].values[..., -1, :].any():
+            break
+    return start
+
+
 def _run(
-    phase: Phase, sampler: Sampler, start: Weights, task: SpinTask, settings: Settings, seconds: float, key: int
+    phase: Phase,
+    sampler: Sampler,
+    start: Weights,
+    task: SpinTask,
+    settings: Settings,
+    seconds: float,
+    key: int,
+    *,
+    quiet: bool = False,
 ) -> TimedRun:
+    name = f"T = {phase.name}" if phase.temperature else phase.name
     return sample_for(
         seconds,
         sampler,
         start,
         temperatures=None if phase.temperature is None else [phase.temperature],
         num_chains=1,
-        record_every=settings.paces[phase.pace].record_every if phase.temperature else settings.adam_record_every,
+        record_every=settings.record_every(phase),
         max_steps=phase.max_steps,
         key=key,
         test=task.test.head(min(settings.test_examples, task.test.num_examples)),
         observe_examples=settings.observe_examples,
         chunk_size=settings.chunk_size,
-        label=f"T = {phase.name}" if phase.temperature else phase.name,
+        label=None if quiet else name,
     )
 
 
