@@ -65,8 +65,8 @@ def skipped(
 def ratios(rows: Iterable[Row]) -> list[Row]:
     """How many times faster pseudo-Langevin is than each peer: per gradient, same size, batch and number of chains.
 
-    The refresh of 𝒱 is counted in for pseudo-Langevin, where there was time to measure it; the peers have nothing like
-    it.
+    The refresh of 𝒱 is counted in for pseudo-Langevin, here and in PyTorch, where there was time to measure it; the
+    other peers have nothing like it.
     """
     rows = list(rows)
     own = {
@@ -81,15 +81,16 @@ def ratios(rows: Iterable[Row]) -> list[Row]:
             continue
         whole = own[place].get("seconds_per_step_with_refresh")
         ours = (whole or own[place]["seconds_per_step"]) / r["num_chains"]
+        theirs = (whole and r.get("seconds_per_step_with_refresh")) or r["seconds_per_gradient"]
         found.append(
             {
                 "num_weights": r["num_weights"],
                 "num_chains": r["num_chains"],
                 "peer": f"{r['implementation']} {r['sampler']}",
-                "peer_seconds_per_gradient": r["seconds_per_gradient"],
+                "peer_seconds_per_gradient": theirs,
                 "pseudo_langevin_seconds_per_gradient": ours,
                 "refresh_included": whole is not None,
-                "times_faster": r["seconds_per_gradient"] / ours,
+                "times_faster": theirs / ours,
             }
         )
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from .rows import Row, row, skipped
 
 VARIANCE_BATCHES = 10
 """Enough for masses that keep the chain finite while it is timed; the time of a step does not depend on it."""
+REFRESH_BLOCK, REFRESH_BATCHES, REFRESH_TOLERANCE, REFRESH_EVERY = 100, 1_000, 0.1, 5_000
+"""The paper's refresh of 𝒱: blocks of mini-batches until no component's deviation changes by more, every so often."""
 MAX_STEPS_PER_BLOCK = 1_000
 
 
@@ -105,6 +108,27 @@ class EagerPseudoLangevin:
             noise = width * torch.randn_like(width)
             self.momenta[name] = self.c1_squared * self.momenta[name] - kick * gradient[name] + noise
 
+    def measure_variance(self) -> dict[str, torch.Tensor]:
+        """𝒱 as the paper measures it; the masses that one would raise by it cost nothing beside."""
+        sums = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        squares = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        before: dict[str, torch.Tensor] | None = None
+        for batches in range(REFRESH_BLOCK, REFRESH_BATCHES + 1, REFRESH_BLOCK):
+            for _ in range(REFRESH_BLOCK):
+                for name, g in self.task.gradient(self.weights).items():
+                    sums[name] = sums[name] + g
+                    squares[name] = squares[name] + g * g
+            now = {n: (squares[n] - sums[n] ** 2 / batches).clamp(min=0) / (batches - 1) for n in sums}
+            if before is not None and all(self._agree(before[n], now[n]) for n in now):
+                break
+            before = now
+        return now
+
+    @staticmethod
+    def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
+        ratio = torch.sqrt(new / old)
+        return bool((((ratio - 1).abs() <= REFRESH_TOLERANCE) | ((new == 0) & (old == 0))).all())
+
 
 def posteriors_sghmc(task: Task) -> Callable[[], None]:
     """One update of the SGHMC of posteriors, which is one gradient."""
@@ -122,6 +146,21 @@ def posteriors_sghmc(task: Task) -> Callable[[], None]:
         state, _ = transform.update(state, task.batch())
 
     return step
+
+
+def _refresh(chain: EagerPseudoLangevin, step_seconds: float, wait: Callable[[], None], deadline: Deadline) -> Row:
+    """One measurement of 𝒱, and what it adds to every step of its interval; nothing where there is no time for it."""
+    if step_seconds * REFRESH_BATCHES > deadline.left:
+        return {"refresh_seconds": None}
+    began = time.perf_counter()
+    chain.measure_variance()
+    wait()
+    seconds = time.perf_counter() - began
+    return {
+        "refresh_seconds": seconds,
+        "refresh_interval": REFRESH_EVERY,
+        "seconds_per_step_with_refresh": step_seconds + seconds / REFRESH_EVERY,
+    }
 
 
 def _measure(
@@ -159,6 +198,8 @@ def _measure(
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return "skipped", skipped(problem.num_weights, name, sampler, reason, 1)
     more: Row = {"peak_bytes": torch.cuda.max_memory_allocated(), "peak_is": "device memory"} if on_gpu else {}
+    if isinstance(step, EagerPseudoLangevin):
+        more |= _refresh(step, timing.median / num_steps, wait, deadline)
     return "row", row(
         problem,
         name,
