@@ -2,8 +2,8 @@
 
     init ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
 
-Stops are the multiples of `record_every` and of the kernel's `refresh_every`. All randomness is keyed by chain and
-global step, so a trajectory depends neither on where segments end nor on which other chains run beside it.
+Stops are the multiples of `record_every` and the steps at which a chain is due for a refresh. All randomness is keyed
+by chain and global step, so a trajectory depends neither on where segments end nor on which other chains run beside it.
 """
 
 from __future__ import annotations
@@ -294,17 +294,14 @@ def run(
     """
     kernel = sampler.kernel
     step = start
+    refreshes = None if kernel.refresh_every is None else _Refreshes(kernel, states, sampler.dataset.mesh, step)
     while step < stop:
-        if (
-            kernel.refresh_every is not None
-            and step > 0
-            and step % kernel.refresh_every == 0
-            and _any_due(kernel, states, sampler.dataset.mesh)
-        ):
+        if refreshes is not None and step >= refreshes.due:
             states = _refresh(kernel, states, sampler.dataset)
+            refreshes = _Refreshes(kernel, states, sampler.dataset.mesh, step)
         length = min(_to_next_multiple(step, record_every), stop - step)
-        if kernel.refresh_every is not None:
-            length = min(length, _to_next_multiple(step, kernel.refresh_every))
+        if refreshes is not None:
+            length = min(length, refreshes.to_next_stop(step))
         if segment is not None:
             length = min(length, _to_next_multiple(step, segment))
         if isinstance(sampler.dataset, StreamedDataset) and kernel.batch_size is not None:
@@ -352,11 +349,21 @@ def _observe(kernel: Kernel, observer: Observer, states: Any, train: Dataset, te
     return keep_everywhere(record, train.mesh)
 
 
+class _Refreshes:
+    """When the next refresh is, asked of the chains once per refresh so that segments need not wait for an answer."""
+
+    def __init__(self, kernel: Kernel, states: Any, mesh: Mesh | None, step: int) -> None:
+        assert kernel.refresh_every is not None
+        self.due = int(_next_refresh(kernel, states, mesh))
+        # Short intervals are cut into pieces of one length: another length is another compilation.
+        self._piece = kernel.refresh_every if self.due - step < kernel.regular_refresh_interval else None
+
+    def to_next_stop(self, step: int) -> int:
+        left = self.due - step
+        return left if self._piece is None else min(left, _to_next_multiple(step, self._piece))
+
+
 @partial(jax.jit, static_argnames=("kernel", "mesh"))
-def _due(kernel: Kernel, states: Any, mesh: Mesh | None) -> Array:
-    due = jnp.any(jax.vmap(kernel.due)(states) & (states.status == Status.RUNNING))
-    return keep_everywhere(due, mesh)
-
-
-def _any_due(kernel: Kernel, states: Any, mesh: Mesh | None) -> bool:
-    return bool(_due(kernel, states, mesh))
+def _next_refresh(kernel: Kernel, states: Any, mesh: Mesh | None) -> Array:
+    wanted = jnp.where(states.status == Status.RUNNING, jax.vmap(kernel.next_refresh)(states), MAX_STEPS)
+    return keep_everywhere(jnp.min(wanted), mesh)

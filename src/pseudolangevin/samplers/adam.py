@@ -20,7 +20,6 @@ from ..data import Dataset, ValidatedDataset
 from ..gradients import DEFAULT_CHUNK_SIZE, Oracle, exact_mean
 from ..potential import Potential
 from ..types import Array, Key, Status, Weights
-from . import base
 from .base import Kernel, Measurements, Sampler, Stream, key_for
 
 
@@ -93,9 +92,11 @@ class AdamKernel(Kernel):
         weights = jax.tree.map(jnp.add, state.weights, updates)
         return state._replace(weights=weights, optimizer=optimizer_state, step=state.step + 1)
 
-    def due(self, state: AdamState) -> Array:
-        """Whether the weights have moved since the validation set was last computed."""
-        return jnp.asarray(False) if state.validation is None else state.step > state.validation.step
+    def next_refresh(self, state: AdamState) -> Array:
+        """When the validation set is computed again."""
+        assert state.validation is not None
+        assert self.refresh_every is not None
+        return state.validation.step + self.refresh_every
 
     def refresh(self, state: AdamState, dataset: Dataset) -> AdamState:
         """Compute the validation set, keep the weights if they are the best, and stop when patience runs out."""
@@ -252,4 +253,9 @@ def best_weights(result: Trained) -> Weights:
 
 @partial(jax.jit, static_argnames="kernel")
 def _validate_last(kernel: AdamKernel, states: AdamState, dataset: ValidatedDataset) -> AdamState:
-    return jax.vmap(lambda state: base.refresh(kernel, state, dataset))(states)
+    def validate(state: AdamState) -> AdamState:
+        assert state.validation is not None
+        moved = (state.status == Status.RUNNING) & (state.step > state.validation.step)
+        return trees.select(moved, kernel.refresh(state, dataset), state)
+
+    return jax.vmap(validate)(states)

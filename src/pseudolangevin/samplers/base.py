@@ -58,7 +58,9 @@ class Kernel(ABC):
     batch_size: int | None = None
     """Examples that every step draws, with `batch_key`; None where a step is not driven by one mini-batch."""
     refresh_every: int | None = None
-    """`refresh` is called at multiples of this many steps, on the chains that are due; None: never."""
+    """All intervals between calls of `refresh` are multiples of this many steps; None: there are none."""
+    regular_refresh_interval: int = 0
+    """The shortest interval between calls of `refresh` after a warm-up."""
 
     def check(self, weights: Weights) -> None:
         """Refuse weights of one chain that the kernel was not made for, before anything is compiled."""
@@ -81,10 +83,9 @@ class Kernel(ABC):
         del state, exact_gradient
         return {}
 
-    def due(self, state: Any) -> Array:
-        """Whether the chain wants `refresh` now."""
-        del state
-        return jnp.asarray(False)
+    def next_refresh(self, state: Any) -> Array:
+        """The step at which the chain wants `refresh`."""
+        raise NotImplementedError(f"{type(self).__name__} is never refreshed")
 
     def refresh(self, state: Any, dataset: Dataset) -> Any:
         """Maintenance between segments."""
@@ -149,5 +150,5 @@ def _unless_broken(state: State, moved: State) -> State:
 
 def refresh(kernel: Kernel, state: State, dataset: Dataset) -> State:
     """The kernel's maintenance, where it is due and the chain still runs."""
-    due = kernel.due(state) & (state.status == Status.RUNNING)
+    due = (state.step >= kernel.next_refresh(state)) & (state.status == Status.RUNNING)
     return trees.select(due, kernel.refresh(state, dataset), state)

@@ -120,8 +120,13 @@ class LangevinKernel(Kernel):
 
     @property
     def refresh_every(self) -> int | None:  # type: ignore[override]
-        """The driver's stops: the shortest interval between measurements of 𝒱, of which all others are multiples."""
+        """The shortest interval between measurements of 𝒱, of which all others are multiples."""
         return self.control.tick if self.control else None
+
+    @property
+    def regular_refresh_interval(self) -> int:  # type: ignore[override]
+        """The base interval."""
+        return self.control.tick * self.control.ticks if self.control else 0
 
     @property
     def _dynamics(self) -> dict[str, float]:
@@ -184,9 +189,9 @@ class LangevinKernel(Kernel):
         )
         return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
 
-    def due(self, state: LangevinState) -> Array:
-        """Whether the interval since the last measurement has passed."""
-        return state.step >= state.next_refresh
+    def next_refresh(self, state: LangevinState) -> Array:
+        """When the interval since the last measurement will have passed."""
+        return state.next_refresh
 
     def refresh(self, state: LangevinState, dataset: Dataset) -> LangevinState:
         """Measure 𝒱 again; raise masses that have become too light, or start masses and momenta anew."""
