@@ -1,70 +1,35 @@
-"""Standard normal numbers: both words of every Threefry block, and the inverse of their distribution function.
-
-On a CPU the generator is written out, entry by entry, so that it compiles to one loop without memory in between. JAX's
-rolled one costs several times as much there: a fifth of a step at 11 160 weights.
-"""
+"""Standard normal numbers: the words of `threefry`, and the inverse of the normal distribution function."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.extend.random import threefry_2x32
 
+from . import threefry
 from .types import Array, Key
 
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-PARITY = 0x1BD11BDA
-CENTRAL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503)
-CENTRAL += (-0.00417768164, 0.246640727, 1.50140941)
-TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047)
-TAIL += (1.00167406, 2.83297682)
+CENTRAL: tuple[float, ...] = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+CENTRAL += (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
+TAIL: tuple[float, ...] = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+TAIL += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
 """Giles' polynomials for erf⁻¹, in w − 2.5 and √w − 3 with w = −ln(1 − x²); JAX has the same."""
 
 
-def standard_normal(key: Key, num: int, dtype: Any) -> Array:
-    """`num` standard normal numbers; like `jax.random.normal`, but with both words that one Threefry block yields.
+@partial(jax.jit, inline=True)
+def standard_normal(key: Key, step: Array | int, numbers: Array) -> Array:
+    """Float32 standard normal numbers for the entries with these numbers, of a step.
 
     The bits are the same on every device, the numbers are so to rounding (1e-5 far out in the tails).
     """
-    if dtype != jnp.float32 or str(jax.random.key_impl(key)) not in ("fry", "threefry2x32"):
-        return jax.random.normal(key, (num,), dtype)
-
-    def cpu(words: Array) -> Array:
-        return math.sqrt(2) * _inverse_erf(_uniform(_bits(words, num)))
-
-    def other(words: Array) -> Array:
-        counts = jnp.arange(num + num % 2, dtype=jnp.uint32)
-        return math.sqrt(2) * lax.erf_inv(_uniform(threefry_2x32(words, counts)[:num]))
-
-    return lax.platform_dependent(jax.random.key_data(key), cpu=cpu, default=other)
+    return math.sqrt(2) * _inverse_erf(_uniform(threefry.words(key, step, numbers)[0]))
 
 
 def _uniform(bits: Array) -> Array:
     """The centres of 2²⁴ equal cells of (−1, 1): symmetric, and never ±1."""
     return ((bits >> 8).astype(jnp.float32) - (2**23 - 0.5)) * 2.0**-23
-
-
-def _bits(words: Array, num: int) -> Array:
-    """What `threefry_2x32` yields for the counts 0 … num − 1: block j has the words j and j + ⌈num/2⌉.
-
-    Every entry computes its whole block: twice the arithmetic, but in registers.
-    """
-    half = (num + 1) // 2
-    entries = jnp.arange(num, dtype=jnp.uint32)
-    is_first = entries < half
-    count = jnp.where(is_first, entries, entries - half)
-    keys = (words[0], words[1], words[0] ^ words[1] ^ PARITY)
-    left, right = count + keys[0], count + half + keys[1]
-    for group in range(5):
-        for rotation in ROTATIONS[group % 2]:
-            left = left + right
-            right = left ^ ((right << rotation) | (right >> (32 - rotation)))
-        left, right = left + keys[(group + 1) % 3], right + keys[(group + 2) % 3] + (group + 1)
-    return jnp.where(is_first, left, right)
 
 
 def _inverse_erf(x: Array) -> Array:

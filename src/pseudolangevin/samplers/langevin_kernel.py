@@ -15,7 +15,7 @@ from ..gradients import DEFAULT_CHUNK_SIZE, Oracle
 from ..masses import Granularity
 from ..potential import Potential
 from ..types import Array, Key, Status, Weights
-from .base import Kernel, Measurements, Stream, key_for
+from .base import Kernel, Measurements, Stream, key_for, stream_key
 
 RATIO_QUANTILES = (0.05, 0.5, 0.95)
 """The quantiles of 𝒯_i that are recorded."""
@@ -170,18 +170,18 @@ class LangevinKernel(Kernel):
             num_resets=jnp.zeros((), jnp.int32),
         )
 
-    def batch_key(self, key: Key, step: Array) -> Key:
-        """The first of the two keys of a step; the other is for the noise."""
-        return jax.random.split(key_for(key, Stream.STEP, step))[0]
+    def noise(self, state: LangevinState) -> Weights:
+        """ξ of the next step."""
+        return trees.normal_like(stream_key(state.key, Stream.NOISE), state.weights, state.step)
 
     def step(self, state: LangevinState, dataset: Dataset) -> LangevinState:
         """eq:PseudoLangevinIntegrator, with a batch and noise of its own."""
-        gradient_key, noise_key = jax.random.split(key_for(state.key, Stream.STEP, state.step))
+        key, drawn = key_for(state.key, Stream.STEP, state.step), self.with_batch(state, dataset)
         weights, momentum = integrator.step(
             state.weights,
             state.half_step_momentum,
-            lambda w: self.oracle(gradient_key, w, dataset),
-            trees.normal_like(noise_key, state.weights),
+            lambda w: self.oracle(key, w, drawn),
+            self.noise(state),
             state.masses,
             state.gradient_variance,
             state.temperature,
