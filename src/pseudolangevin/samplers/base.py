@@ -81,9 +81,18 @@ class Kernel(ABC):
             return dataset
         return dataset.with_drawn(self.batch_indices(state.key, state.step, dataset.num_examples))
 
+    def pack(self, state: Any, dataset: Dataset) -> Any:
+        """The state in the form in which a segment carries it from step to step."""
+        del dataset
+        return state
+
+    def unpack(self, state: Any) -> Any:
+        """The state as it was before `pack`."""
+        return state
+
     @abstractmethod
     def step(self, state: Any, dataset: Dataset) -> Any:
-        """One step of the dynamics."""
+        """One step of the dynamics, of a state that is packed or not."""
 
     def measure(self, state: Any, exact_gradient: Weights) -> Measurements:
         """What only this sampler can measure, given the exact gradient at the state's weights."""
@@ -146,13 +155,16 @@ def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> S
 
     A chain that is not is put back to where the segment began, and never moves again.
     """
-    return _unless_broken(state, lax.scan(lambda s, _: (kernel.step(s, dataset), None), state, length=num_steps)[0])
+    packed = kernel.pack(state, dataset)
+    moved = lax.scan(lambda s, _: (kernel.step(s, dataset), None), packed, length=num_steps)[0]
+    return _unless_broken(state, kernel.unpack(moved))
 
 
 def advance_with(kernel: Kernel, state: State, dataset: Dataset, batches: Batch) -> State:
     """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`."""
-    moved = lax.scan(lambda s, batch: (kernel.step(s, Drawn(batch, dataset)), None), state, batches)[0]
-    return _unless_broken(state, moved)
+    packed = kernel.pack(state, dataset)
+    moved = lax.scan(lambda s, batch: (kernel.step(s, Drawn(batch, dataset)), None), packed, batches)[0]
+    return _unless_broken(state, kernel.unpack(moved))
 
 
 def _unless_broken(state: State, moved: State) -> State:
