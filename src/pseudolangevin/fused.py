@@ -119,8 +119,8 @@ def by_kernels(
     )
     return {
         "layer1": {"kernel": grads.first[:num_in, :num_hidden], "bias": grads.first[num_in, :num_hidden]},
-        "layer2": {"kernel": grads.second[:num_hidden, :narrow], "bias": grads.second_bias[:narrow]},
-        "layer3": {"kernel": grads.third[:narrow, :num_classes], "bias": grads.third_bias[:num_classes]},
+        "layer2": {"kernel": grads.second[:num_hidden, :narrow], "bias": grads.end[CLASSES, :narrow]},
+        "layer3": {"kernel": grads.end[:num_classes, :narrow].T, "bias": grads.end[CLASSES + 1, :num_classes]},
     }
 
 
@@ -132,10 +132,6 @@ def pack(weights: Weights, padded: int) -> Packed:
         return jnp.pad(array, [(0, size - have) for size, have in zip(shape, array.shape, strict=True)])
 
     first = jnp.concatenate([one["kernel"], one["bias"][None, :]])
-    return Packed(
-        pad(first, NARROW, padded).astype(jnp.bfloat16),
-        pad(two["kernel"], padded, NARROW).astype(jnp.bfloat16),
-        pad(two["bias"], NARROW),
-        pad(three["kernel"], NARROW, CLASSES).astype(jnp.bfloat16),
-        pad(three["bias"], CLASSES),
-    )
+    second = jnp.concatenate([pad(two["kernel"], padded, NARROW), pad(three["kernel"].T, CLASSES, NARROW)])
+    biases = jnp.concatenate([pad(two["bias"], NARROW), pad(three["bias"], CLASSES)])
+    return Packed(pad(first, NARROW, padded).astype(jnp.bfloat16), second.astype(jnp.bfloat16), biases)
