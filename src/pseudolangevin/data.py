@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from .generator import integers
 from .types import Array, Batch, Key
 
 Carry = TypeVar("Carry")
@@ -197,7 +198,7 @@ def draw_batch(key: Key, dataset: Dataset, batch_size: int) -> Batch:
 
 def draw_indices(key: Key, num_examples: int, batch_size: int) -> Array:
     """Which examples a batch has: a function of the key alone, wherever the examples are kept."""
-    return jax.random.randint(key, (batch_size,), 0, num_examples)
+    return integers(key, batch_size, num_examples)
 
 
 def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, dataset: Dataset, chunk_size: int) -> Carry:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .normals import standard_normal
+from .generator import standard_normal
 from .types import Array, Key, Weights
 
 LARGE = 2**22

@@ -1,6 +1,6 @@
-"""Standard normal numbers: both words of every Threefry block, and the inverse of their distribution function.
+"""The random numbers of a step: standard normal ones, from both words of every Threefry block, and integers.
 
-On a CPU the generator is written out, entry by entry, so that it compiles to one loop without memory in between. JAX's
+On a CPU Threefry is written out, entry by entry, so that it compiles to one loop without memory in between. JAX's
 rolled one costs several times as much there: a fifth of a step at 11 160 weights.
 """
 
@@ -30,7 +30,7 @@ def standard_normal(key: Key, num: int, dtype: Any) -> Array:
 
     The bits are the same on every device, the numbers are so to rounding (1e-5 far out in the tails).
     """
-    if dtype != jnp.float32 or str(jax.random.key_impl(key)) not in ("fry", "threefry2x32"):
+    if dtype != jnp.float32 or not _is_threefry(key):
         return jax.random.normal(key, (num,), dtype)
 
     def cpu(words: Array) -> Array:
@@ -41,6 +41,30 @@ def standard_normal(key: Key, num: int, dtype: Any) -> Array:
         return math.sqrt(2) * lax.erf_inv(_uniform(threefry_2x32(words, counts)[:num]))
 
     return lax.platform_dependent(jax.random.key_data(key), cpu=cpu, default=other)
+
+
+def integers(key: Key, num: int, limit: int) -> Array:
+    """`num` integers from 0 to `limit` − 1, those of `jax.random.randint`."""
+
+    def other(key: Key) -> Array:
+        return jax.random.randint(key, (num,), 0, limit)
+
+    if not _is_threefry(key) or not jax.config.jax_threefry_partitionable:
+        return other(key)
+
+    def cpu(key: Key) -> Array:
+        entries = jnp.arange(num, dtype=jnp.uint32)
+        zeros = jnp.zeros_like(entries)
+        # The remainder of high·2³² + low, in 32 bits.
+        high, low = (jnp.bitwise_xor(*_threefry(words, zeros, entries)) for words in _split(key))
+        span, power = jnp.uint32(limit), jnp.uint32((2**16 % limit) ** 2 % 2**32 % limit)
+        return (((high % span) * power + low % span) % span).astype(jnp.int32)
+
+    return lax.platform_dependent(key, cpu=cpu, default=other)
+
+
+def _is_threefry(key: Key) -> bool:
+    return str(jax.random.key_impl(key)) in ("fry", "threefry2x32")
 
 
 def _uniform(bits: Array) -> Array:
@@ -57,14 +81,25 @@ def _bits(words: Array, num: int) -> Array:
     entries = jnp.arange(num, dtype=jnp.uint32)
     is_first = entries < half
     count = jnp.where(is_first, entries, entries - half)
+    return jnp.where(is_first, *_threefry(words, count, count + half))
+
+
+def _threefry(words: Array, left: Array, right: Array) -> tuple[Array, Array]:
+    """Threefry-2x32 with 20 rounds, of the blocks (left, right)."""
     keys = (words[0], words[1], words[0] ^ words[1] ^ PARITY)
-    left, right = count + keys[0], count + half + keys[1]
+    left, right = left + keys[0], right + keys[1]
     for group in range(5):
         for rotation in ROTATIONS[group % 2]:
             left = left + right
             right = left ^ ((right << rotation) | (right >> (32 - rotation)))
         left, right = left + keys[(group + 1) % 3], right + keys[(group + 2) % 3] + (group + 1)
-    return jnp.where(is_first, left, right)
+    return left, right
+
+
+def _split(key: Key) -> tuple[Array, Array]:
+    """The words of the two keys of `jax.random.split`."""
+    words = jax.random.key_data(jax.random.split(key))
+    return words[0], words[1]
 
 
 def _inverse_erf(x: Array) -> Array:
