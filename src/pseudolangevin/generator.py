@@ -18,10 +18,14 @@ from .types import Array, Key
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
-CENTRAL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503)
-CENTRAL += (-0.00417768164, 0.246640727, 1.50140941)
-TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047)
-TAIL += (1.00167406, 2.83297682)
+CENTRAL = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+TAIL = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
 """Giles' polynomials for erf⁻¹, in w − 2.5 and √w − 3 with w = −ln(1 − x²); JAX has the same."""
 
 
@@ -49,7 +53,8 @@ def integers(key: Key, num: int, limit: int) -> Array:
     def other(key: Key) -> Array:
         return jax.random.randint(key, (num,), 0, limit)
 
-    if not _is_threefry(key) or not jax.config.jax_threefry_partitionable:
+    counted = getattr(jax.config, "jax_threefry_partitionable", True)  # entry j is made from j alone
+    if not _is_threefry(key) or not counted or jnp.result_type(int) != jnp.int32:
         return other(key)
 
     def cpu(key: Key) -> Array:
