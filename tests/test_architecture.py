@@ -14,8 +14,8 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "trees", "compensated", "checks", "idx", "patterns"},
-    {"data", "models", "masses", "integrator", "kernels", "fashion"},
+    {"types", "threefry", "normals", "trees", "flat", "compensated", "checks", "idx", "patterns"},
+    {"data", "models", "masses", "integrator", "kernels", "dense", "fashion"},
     {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments", "streamed"},
     {"samplers", "observables"},
     {"layout", "progress", "reports", "stopping", "placement", "prefetch", "hosts", "chains"},

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from . import threefry
 from .types import Array, Batch, Key
 
 Carry = TypeVar("Carry")
@@ -62,7 +63,11 @@ class Dataset:
 
     def draw(self, key: Key, batch_size: int) -> Batch:
         """What `draw_batch` returns."""
-        return _shared_out(self.take(draw_indices(key, self.num_examples, batch_size)), self)
+        return self.with_drawn(draw_indices(key, self.num_examples, batch_size)).draw(key, batch_size)
+
+    def with_drawn(self, indices: Array) -> Dataset:
+        """The same data set, of which the next mini-batch has these indices."""
+        return Drawn(_shared_out(self.take(indices), self), self)
 
     def chunk(self, start: Array, size: int) -> Batch:
         """`size` examples from `start` on; of each shard, where there are several."""
@@ -139,13 +144,18 @@ class Drawn(Dataset):
 
     def __init__(self, drawn: Batch, dataset: Dataset) -> None:
         """The batch, and what it was drawn from."""
-        self.inputs, self.targets = dataset.inputs, dataset.targets
+        self.inputs, self.targets, self.mesh = dataset.inputs, dataset.targets, dataset.mesh
         self._drawn = drawn
 
     def draw(self, key: Key, batch_size: int) -> Batch:
-        """The mini-batch, whatever the key: it was drawn with that key."""
+        """The mini-batch, whatever the key: it was drawn before."""
         del key, batch_size
         return self._drawn
+
+    def with_drawn(self, indices: Array) -> Dataset:
+        """Itself: it has the examples with these indices already."""
+        del indices
+        return self
 
 
 def check_lengths(inputs: Any, targets: Any) -> None:
@@ -195,9 +205,11 @@ def draw_batch(key: Key, dataset: Dataset, batch_size: int) -> Batch:
     return dataset.draw(key, batch_size)
 
 
-def draw_indices(key: Key, num_examples: int, batch_size: int) -> Array:
-    """Which examples a batch has: a function of the key alone, wherever the examples are kept."""
-    return jax.random.randint(key, (batch_size,), 0, num_examples)
+def draw_indices(key: Key, num_examples: int, batch_size: int, step: Array | int = 0) -> Array:
+    """Which examples a batch has: a function of the key and the step alone, wherever the examples are kept."""
+    if not threefry.applies(key, batch_size):
+        return jax.random.randint(jax.random.fold_in(key, step), (batch_size,), 0, num_examples)
+    return threefry.below(threefry.words(key, step, threefry.numbered((batch_size,))), num_examples)
 
 
 def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, dataset: Dataset, chunk_size: int) -> Carry:

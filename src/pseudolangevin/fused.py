@@ -1,6 +1,6 @@
-"""The mini-batch gradient of a feed-forward classifier by the kernels of `kernels`, where these fit.
+"""The mini-batch gradient of a feed-forward classifier: by `kernels` on an NVIDIA GPU, by `dense` on a CPU.
 
-The plain gradient is the fallback on other devices and for other models, and what the kernels are tested against.
+The plain gradient is the fallback on other devices and for other models, and what both are tested against.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import custom_batching, lax
 
-from . import kernels
+from . import dense, kernels
 from .kernels import CLASSES, NARROW, Blocks, Packed, Tail
 from .models import FeedForward
 from .potential import Layered, Potential, cross_entropy
@@ -46,10 +46,18 @@ def fits(potential: Potential, batch: Batch, precision: str | None, *, split: bo
     return hidden / blocks.hidden <= 4 * inputs.shape[0] / blocks.rows
 
 
+def fits_dense(potential: Potential, batch: Batch, *, split: bool = False) -> bool:
+    """Whether `dense` covers this: cross-entropy on a feed-forward network, and inputs of one row per example."""
+    layered, inputs = potential.layered, batch[0]
+    if layered is None or layered.output_loss is not cross_entropy or split:
+        return False
+    return isinstance(inputs, jax.Array) and inputs.ndim == 2
+
+
 def loss_gradient(
     potential: Potential, weights: Weights, batch: Batch, precision: str | None = None, *, split: bool = False
 ) -> Weights:
-    """∇ of the mean loss of a batch, without the regulariser: by the kernels on an NVIDIA GPU, plainly elsewhere.
+    """∇ of the mean loss of a batch, without the regulariser: the fastest way that the device has.
 
     `split` says that chains, data or weights are spread over several devices.
     """
@@ -59,10 +67,13 @@ def loss_gradient(
             return jax.grad(potential.loss)(weights, batch)
 
     single = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
-    if not single or not fits(potential, batch, precision, split=split):
+    if not single or not fits_dense(potential, batch, split=split):
         return plain(weights, batch)
     assert potential.layered is not None
-    return lax.platform_dependent(weights, batch, cuda=_by_kernels(potential.layered), default=plain)
+    ways = {"cpu": dense.gradient(potential.layered.network)}
+    if fits(potential, batch, precision, split=split):
+        ways["cuda"] = _by_kernels(potential.layered)
+    return lax.platform_dependent(weights, batch, default=plain, **ways)
 
 
 def _by_kernels(layered: Layered) -> Any:
@@ -119,8 +130,8 @@ def by_kernels(
     )
     return {
         "layer1": {"kernel": grads.first[:num_in, :num_hidden], "bias": grads.first[num_in, :num_hidden]},
-        "layer2": {"kernel": grads.second[:num_hidden, :narrow], "bias": grads.second_bias[:narrow]},
-        "layer3": {"kernel": grads.third[:narrow, :num_classes], "bias": grads.third_bias[:num_classes]},
+        "layer2": {"kernel": grads.second[:num_hidden, :narrow], "bias": grads.end[CLASSES, :narrow]},
+        "layer3": {"kernel": grads.end[:num_classes, :narrow].T, "bias": grads.end[CLASSES + 1, :num_classes]},
     }
 
 
@@ -132,10 +143,6 @@ def pack(weights: Weights, padded: int) -> Packed:
         return jnp.pad(array, [(0, size - have) for size, have in zip(shape, array.shape, strict=True)])
 
     first = jnp.concatenate([one["kernel"], one["bias"][None, :]])
-    return Packed(
-        pad(first, NARROW, padded).astype(jnp.bfloat16),
-        pad(two["kernel"], padded, NARROW).astype(jnp.bfloat16),
-        pad(two["bias"], NARROW),
-        pad(three["kernel"], NARROW, CLASSES).astype(jnp.bfloat16),
-        pad(three["bias"], CLASSES),
-    )
+    second = jnp.concatenate([pad(two["kernel"], padded, NARROW), pad(three["kernel"].T, CLASSES, NARROW)])
+    biases = jnp.concatenate([pad(two["bias"], NARROW), pad(three["bias"], CLASSES)])
+    return Packed(pad(first, NARROW, padded).astype(jnp.bfloat16), second.astype(jnp.bfloat16), biases)

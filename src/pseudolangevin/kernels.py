@@ -9,6 +9,9 @@ times. Here they never leave the chip. With x the inputs and z the pre-activatio
 
 Products have bfloat16 factors and float32 sums. Shapes are padded to powers of two; b1 is one more row of W1, met by a
 constant input of one. Sums over the batch come back in parts, one for each tile or split.
+
+For a small network a launch takes as long as the work, and every array that goes in or out is one to make it or to add
+up its parts. So there are three of each: W3ᵀ lies below W2, and what the tiles find for W3, b2 and b3 is one matrix.
 """
 
 from __future__ import annotations
@@ -31,14 +34,30 @@ CLASSES = 16
 """Padded number of classes."""
 
 
+BIAS_ROWS = 2
+"""Rows below ∂W3ᵀ in what the tiles find: ∂b2 and ∂b3."""
+
+
 class Packed(NamedTuple):
-    """Padded weights: W1 with b1 as a row, W2, b2, W3, b3."""
+    """Padded weights."""
 
     first: Array
+    """W1 with b1 as a row, (NARROW, h1), bfloat16."""
     second: Array
-    second_bias: Array
-    third: Array
-    third_bias: Array
+    """W2 and below it W3ᵀ, (h1 + CLASSES, NARROW), bfloat16."""
+    biases: Array
+    """b2 and b3, (NARROW + CLASSES,)."""
+
+
+class Gradient(NamedTuple):
+    """Its padded parts, float32."""
+
+    first: Array
+    """∂W1 with ∂b1 as a row, (NARROW, h1)."""
+    second: Array
+    """∂W2, (h1, NARROW)."""
+    end: Array
+    """∂W3ᵀ, ∂b2 and ∂b3, (CLASSES + BIAS_ROWS, NARROW); the last row only as far as there are classes."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +95,18 @@ def _forward(
     label_ref: Any,
     first_ref: Any,
     second_ref: Any,
-    second_bias_ref: Any,
-    third_ref: Any,
-    third_bias_ref: Any,
+    bias_ref: Any,
     dz_ref: Any,
-    third_grad_ref: Any,
-    third_bias_grad_ref: Any,
-    second_bias_grad_ref: Any,
+    end_grad_ref: Any,
     *,
     blocks: Blocks,
     tail: Tail,
 ) -> None:
     start = pl.program_id(0) * blocks.rows
     rows = pl.ds(start, blocks.rows)
+    num_hidden = first_ref.shape[1]
     x = x_ref[rows, :]
+    third = second_ref[pl.ds(num_hidden, CLASSES), :]
 
     def chunk(j: Array, z: Array) -> Array:
         units = pl.ds(j * blocks.hidden, blocks.hidden)
@@ -97,10 +114,10 @@ def _forward(
         return z + _dot(h, second_ref[units, :])
 
     z = jnp.zeros((blocks.rows, NARROW), jnp.float32)
-    z = lax.fori_loop(0, second_ref.shape[0] // blocks.hidden, chunk, z)
-    z = z + second_bias_ref[:][None, :]
+    z = lax.fori_loop(0, num_hidden // blocks.hidden, chunk, z)
+    z = z + bias_ref[pl.ds(0, NARROW)][None, :]
     a = jnp.maximum(z, 0.0).astype(jnp.bfloat16)
-    scores = _dot(a, third_ref[:, :]) + third_bias_ref[:][None, :]
+    scores = _dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
     logits = jnp.maximum(scores, 0.0) if tail.relu_output else scores
     classes = lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 1)
     logits = jnp.where(classes < tail.num_classes, logits, -jnp.inf)
@@ -113,11 +130,11 @@ def _forward(
     present = start + lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 0) < tail.batch_size
     error = jnp.where(present, error, 0.0)
     rounded = error.astype(jnp.bfloat16)
-    dz = jnp.where(z > 0, _dot(rounded, third_ref[:, :], trans_b=True), 0.0)
+    dz = jnp.where(z > 0, _dot(rounded, third), 0.0)
     dz_ref[rows, :] = dz.astype(jnp.bfloat16)
-    third_grad_ref[0, :, :] = _dot(a, rounded, trans_a=True)
-    third_bias_grad_ref[0, :] = jnp.sum(error, axis=0)
-    second_bias_grad_ref[0, :] = jnp.sum(dz, axis=0)
+    end_grad_ref[0, pl.ds(0, CLASSES), :] = _dot(rounded, a, trans_a=True)
+    end_grad_ref[0, CLASSES, :] = jnp.sum(dz, axis=0)
+    end_grad_ref[0, CLASSES + 1, pl.ds(0, CLASSES)] = jnp.sum(error, axis=0)
 
 
 def _backward(
@@ -157,29 +174,26 @@ def _backward(
 
 def gradient(
     packed: Packed, inputs: Array, labels: Array, *, tail: Tail, blocks: Blocks, interpret: bool = False
-) -> Packed:
+) -> Gradient:
     """Gradient of the mean cross-entropy of a batch, in the padded shapes.
 
     `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,); rows beyond
     `tail.batch_size` do not count, and their number is a multiple of both tile heights.
     """
-    num_rows, num_hidden = inputs.shape[0], packed.second.shape[0]
+    num_rows, num_hidden = inputs.shape[0], packed.first.shape[1]
     num_tiles = num_rows // blocks.rows
     shape = jax.ShapeDtypeStruct
-    dz, third, third_bias, second_bias = pl.pallas_call(
+    end_shape = (CLASSES + BIAS_ROWS, NARROW)
+    dz, end = pl.pallas_call(
         partial(_forward, blocks=blocks, tail=tail),
         grid=(num_tiles,),
         out_shape=(
             shape((num_rows, NARROW), jnp.bfloat16),
-            shape((num_tiles, NARROW, CLASSES), jnp.float32),
-            shape((num_tiles, CLASSES), jnp.float32),
-            shape((num_tiles, NARROW), jnp.float32),
+            shape((num_tiles, *end_shape), jnp.float32),
         ),
         out_specs=(
             pl.BlockSpec((num_rows, NARROW), lambda i: (0, 0)),
-            pl.BlockSpec((1, NARROW, CLASSES), lambda i: (i, 0, 0)),
-            pl.BlockSpec((1, CLASSES), lambda i: (i, 0)),
-            pl.BlockSpec((1, NARROW), lambda i: (i, 0)),
+            pl.BlockSpec((1, *end_shape), lambda i: (i, 0, 0)),
         ),
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
@@ -200,4 +214,4 @@ def gradient(
         interpret=interpret,
         name="backward",
     )(inputs, dz, packed.first, packed.second)
-    return Packed(*(jnp.sum(part, axis=0) for part in (first, second, second_bias, third, third_bias)))
+    return Gradient(*(jnp.sum(parts, axis=0) for parts in (first, second, end)))

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .data import draw_indices
 from .samplers import base
 from .samplers.base import Kernel
 from .streamed import StreamedDataset
@@ -73,14 +72,9 @@ def _advance_blocks(kernel: Kernel, states: Any, dataset: StreamedDataset, lengt
 @partial(jax.jit, static_argnames=("kernel", "num_examples", "num_steps"))
 def _indices(kernel: Kernel, keys: Key, first_step: Array, num_examples: int, num_steps: int) -> Array:
     """The examples of the next steps of every chain, (chain, step, example)."""
-    batch_size = kernel.batch_size
-    assert batch_size is not None
-
-    def one(key: Key, step: Array) -> Array:
-        return draw_indices(kernel.batch_key(key, step), num_examples, batch_size)
-
     steps = first_step[:, None] + jnp.arange(num_steps)
-    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, steps)
+    of_step = partial(kernel.batch_indices, num_examples=num_examples)
+    return jax.vmap(jax.vmap(of_step, in_axes=(None, 0)))(keys, steps)
 
 
 @partial(jax.jit, static_argnames="kernel", donate_argnames="states")

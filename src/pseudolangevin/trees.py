@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry_2x32
 
+from . import threefry
+from .normals import standard_normal
 from .types import Array, Key, Weights
 
 LARGE = 2**22
@@ -35,36 +35,31 @@ def squared_norm(weights: Weights) -> Array:
     return dot(weights, weights)
 
 
-def normal_like(key: Key, weights: Weights) -> Weights:
-    """Independent standard normal numbers, shaped like `weights`.
+def normal_like(key: Key, weights: Weights, step: Array | int = 0) -> Weights:
+    """Independent standard normal numbers, shaped like `weights`: a function of the key, the step and the entry.
 
-    They are drawn as one vector and cut into tensors: one generator compiles and launches faster than one for each. A
-    large tensor has its own, entry by entry, so that it is split over devices with its tensor and nothing is moved.
+    They are computed as one vector and cut into tensors: one generator compiles and launches faster than one for each.
+    A large tensor has its own, entry by entry, so that it is split over devices with its tensor and nothing is moved.
     """
     leaves, structure = jax.tree.flatten(weights)
-    sizes = [0 if leaf.size >= LARGE else leaf.size for leaf in leaves]
-    flat = _normal(key, sum(sizes), jnp.result_type(*leaves)) if any(sizes) else jnp.zeros(0)
-    pieces = []
-    for index, (leaf, size, end) in enumerate(zip(leaves, sizes, itertools.accumulate(sizes), strict=True)):
-        if leaf.size >= LARGE:
-            pieces.append(jax.random.normal(jax.random.fold_in(key, index), leaf.shape, leaf.dtype))
+    dtype = jnp.result_type(*leaves)
+    looked_up = dtype == jnp.float32 and threefry.applies(key, num_weights(leaves))
+    own_key = jax.random.fold_in(key, step)
+
+    def normal(shape: tuple[int, ...], first: int) -> Array:
+        if looked_up:
+            return standard_normal(key, step, threefry.numbered(shape, first))
+        return jax.random.normal(jax.random.fold_in(own_key, first), shape, dtype)
+
+    flat = normal((sum(leaf.size for leaf in leaves if leaf.size < LARGE),), 0)
+    pieces, used, first = [], 0, flat.size
+    for leaf in leaves:
+        if leaf.size < LARGE:
+            piece, used = flat[used : used + leaf.size].reshape(leaf.shape), used + leaf.size
         else:
-            pieces.append(flat[end - size : end].reshape(leaf.shape).astype(leaf.dtype))
+            piece, first = normal(leaf.shape, first), first + leaf.size
+        pieces.append(piece.astype(leaf.dtype))
     return jax.tree.unflatten(structure, pieces)
-
-
-def _normal(key: Key, num: int, dtype: Any) -> Array:
-    """`num` standard normal numbers; like `jax.random.normal`, but with both words that one Threefry block yields.
-
-    That halves the work of the generator, which on a CPU is a good part of a step.
-    """
-    if dtype != jnp.float32 or str(jax.random.key_impl(key)) not in ("fry", "threefry2x32"):
-        return jax.random.normal(key, (num,), dtype)
-    counts = jnp.arange(num + num % 2, dtype=jnp.uint32)
-    bits = threefry_2x32(jax.random.key_data(key), counts)[:num]
-    # The centres of 2²⁴ equal cells of (−1, 1): symmetric, and never ±1.
-    uniform = ((bits >> 8).astype(jnp.float32) - (2**23 - 0.5)) * 2.0**-23
-    return math.sqrt(2) * jax.lax.erf_inv(uniform)
 
 
 def spread(value: Any, weights: Weights) -> Weights:

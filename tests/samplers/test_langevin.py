@@ -9,7 +9,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import integrator, masses, trees
-from pseudolangevin.samplers.base import advance, refresh
+from pseudolangevin.samplers.base import Stream, advance, refresh
 from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
 # Far apart, so that the statistical error of 𝒱 from 200 mini-batches makes no offenders.
@@ -228,8 +228,7 @@ def test_full_batch_is_the_same_step_without_variance(small_task):
     sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.1, masses=2.0)
     kernel, state = start(sampler, small_task)
     moved = jax.jit(kernel.step)(state, small_task.train)
-    noise_key = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 1), 0))[1]
-    noise = trees.normal_like(noise_key, state.weights)
+    noise = trees.normal_like(jax.random.fold_in(state.key, Stream.NOISE), state.weights)
     mass, zero = jax.tree.map(lambda w: jnp.full_like(w, 2.0), state.weights), trees.zeros_like(state.weights)
     gradient = jax.grad(small_task.potential.energy)
     weights, momentum = integrator.step(

@@ -16,7 +16,7 @@ from ..checks import check_integer, check_positive
 from ..data import Dataset
 from ..gradients import DEFAULT_CHUNK_SIZE, exact_sums
 from ..observables import Observer
-from ..samplers.base import Sampler, Stream, key_for
+from ..samplers.base import Sampler
 from ..samplers.langevin_kernel import LangevinKernel
 from ..types import Array, Key, Weights
 from .averages import Floats
@@ -152,15 +152,14 @@ def consecutive_noise(
 def _steps(
     kernel: LangevinKernel, state: Any, components: Array, dataset: Dataset, num_steps: int, chunk_size: int
 ) -> tuple[Array, Array]:
-    """∇U^(b) − ∇U and ξ of consecutive steps, drawn again with the keys that the steps use."""
+    """∇U^(b) − ∇U and ξ of consecutive steps, drawn again as the steps do."""
 
     def one(state: Any, _: None) -> tuple[Any, tuple[Array, Array]]:
-        gradient_key, noise_key = jax.random.split(key_for(state.key, Stream.STEP, state.step))
         moved = kernel.step(state, dataset)
-        gradient = kernel.oracle(gradient_key, moved.weights, dataset)
+        gradient = kernel.oracle(state.key, moved.weights, kernel.with_batch(state, dataset))
         exact = exact_sums(kernel.potential, moved.weights, dataset, chunk_size).gradient
         deviation = trees.ravel(gradient)[components] - trees.ravel(exact)[components]
-        white = trees.ravel(trees.normal_like(noise_key, state.weights))[components]
+        white = trees.ravel(kernel.noise(state))[components]
         return moved, (deviation, white)
 
     return lax.scan(one, state, length=num_steps)[1]

@@ -70,10 +70,6 @@ class AdamKernel(Kernel):
     chunk_size: int = DEFAULT_CHUNK_SIZE
     batch_size: int | None = None
 
-    def batch_key(self, key: Key, step: Array) -> Key:
-        """The only key of a step."""
-        return key_for(key, Stream.STEP, step)
-
     def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> AdamState:
         """Start with empty moments; the start is the best so far."""
         step = jnp.zeros((), jnp.int32)
@@ -87,7 +83,8 @@ class AdamKernel(Kernel):
 
     def step(self, state: AdamState, dataset: Dataset) -> AdamState:
         """One update."""
-        gradient = self.oracle(key_for(state.key, Stream.STEP, state.step), state.weights, dataset)
+        key = key_for(state.key, Stream.STEP, state.step)
+        gradient = self.oracle(key, state.weights, self.with_batch(state, dataset))
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.weights)
         weights = jax.tree.map(jnp.add, state.weights, updates)
         return state._replace(weights=weights, optimizer=optimizer_state, step=state.step + 1)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import trees
-from ..data import Dataset, Drawn
+from ..data import Dataset, Drawn, draw_indices
 from ..potential import Potential
 from ..types import Array, Batch, Key, Status, Weights
 
@@ -56,7 +56,7 @@ class Kernel(ABC):
     """Pure functions of one chain; compared by identity, so that a compiled program belongs to one kernel."""
 
     batch_size: int | None = None
-    """Examples that every step draws, with `batch_key`; None where a step is not driven by one mini-batch."""
+    """Examples that every step draws, see `batch_indices`; None where a step is not driven by one mini-batch."""
     refresh_every: int | None = None
     """All intervals between calls of `refresh` are multiples of this many steps; None: there are none."""
     regular_refresh_interval: int = 0
@@ -70,13 +70,29 @@ class Kernel(ABC):
     def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> Any:
         """The state of a chain at step 0."""
 
-    def batch_key(self, key: Key, step: Array) -> Key:
-        """The key with which the chain of this key draws the mini-batch of a step."""
-        raise NotImplementedError(f"{type(self).__name__} draws no mini-batch")
+    def batch_indices(self, key: Key, step: Array, num_examples: int) -> Array:
+        """The examples of a step of the chain with this key: known before the step is done."""
+        assert self.batch_size is not None
+        return draw_indices(stream_key(key, Stream.BATCH), num_examples, self.batch_size, step)
+
+    def with_batch(self, state: Any, dataset: Dataset) -> Dataset:
+        """The data set with the mini-batch of the next step drawn, where a step is driven by one."""
+        if self.batch_size is None:
+            return dataset
+        return dataset.with_drawn(self.batch_indices(state.key, state.step, dataset.num_examples))
+
+    def pack(self, state: Any, dataset: Dataset) -> Any:
+        """The state in the form in which a segment carries it from step to step."""
+        del dataset
+        return state
+
+    def unpack(self, state: Any) -> Any:
+        """The state as it was before `pack`."""
+        return state
 
     @abstractmethod
     def step(self, state: Any, dataset: Dataset) -> Any:
-        """One step of the dynamics."""
+        """One step of the dynamics, of a state that is packed or not."""
 
     def measure(self, state: Any, exact_gradient: Weights) -> Measurements:
         """What only this sampler can measure, given the exact gradient at the state's weights."""
@@ -117,6 +133,8 @@ class Stream(IntEnum):
     INIT = 0
     STEP = 1
     REFRESH = 2
+    BATCH = 3
+    NOISE = 4
 
 
 def key_for(key: Key, stream: Stream, step: Array | int) -> Key:
@@ -124,7 +142,12 @@ def key_for(key: Key, stream: Stream, step: Array | int) -> Key:
 
     So a run does not depend on where its segments end or where it was interrupted.
     """
-    return jax.random.fold_in(jax.random.fold_in(key, stream), step)
+    return jax.random.fold_in(stream_key(key, stream), step)
+
+
+def stream_key(key: Key, stream: Stream) -> Key:
+    """The key of all events of a kind: for what is looked up by the step, see `threefry`, rather than drawn."""
+    return jax.random.fold_in(key, stream)
 
 
 def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> State:
@@ -133,14 +156,17 @@ def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> S
     A chain that is not is put back to where the segment began, and never moves again.
     """
     step = _guarded(kernel, state)
-    return _unless_broken(state, lax.scan(lambda s, _: (step(s, dataset), None), state, length=num_steps)[0])
+    packed = kernel.pack(state, dataset)
+    moved = lax.scan(lambda s, _: (step(s, dataset), None), packed, length=num_steps)[0]
+    return _unless_broken(state, kernel.unpack(moved))
 
 
 def advance_with(kernel: Kernel, state: State, dataset: Dataset, batches: Batch) -> State:
     """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`."""
     step = _guarded(kernel, state)
-    moved = lax.scan(lambda s, batch: (step(s, Drawn(batch, dataset)), None), state, batches)[0]
-    return _unless_broken(state, moved)
+    packed = kernel.pack(state, dataset)
+    moved = lax.scan(lambda s, batch: (step(s, Drawn(batch, dataset)), None), packed, batches)[0]
+    return _unless_broken(state, kernel.unpack(moved))
 
 
 VERY_LARGE = 2**24

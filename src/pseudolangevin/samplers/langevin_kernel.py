@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
-from .. import integrator, masses, moments, noise, trees
+from .. import flat, integrator, masses, moments, noise, trees
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset
 from ..gradients import DEFAULT_CHUNK_SIZE, Oracle
 from ..masses import Granularity
 from ..potential import Potential
 from ..types import Array, Key, Status, Weights
-from .base import Kernel, Measurements, Stream, key_for
+from .base import Kernel, Measurements, Stream, key_for, stream_key
 
 RATIO_QUANTILES = (0.05, 0.5, 0.95)
 """The quantiles of 𝒯_i that are recorded."""
+PER_WEIGHT = ("weights", "half_step_momentum", "masses", "gradient_variance")
+"""What a state has for every weight."""
 
 
 VarianceSource: TypeAlias = Literal["auto", "examples", "minibatches"]
@@ -170,18 +172,30 @@ class LangevinKernel(Kernel):
             num_resets=jnp.zeros((), jnp.int32),
         )
 
-    def batch_key(self, key: Key, step: Array) -> Key:
-        """The first of the two keys of a step; the other is for the noise."""
-        return jax.random.split(key_for(key, Stream.STEP, step))[0]
+    def noise(self, state: LangevinState) -> Weights:
+        """ξ of the next step."""
+        return trees.normal_like(stream_key(state.key, Stream.NOISE), state.weights, state.step)
+
+    def pack(self, state: LangevinState, dataset: Dataset) -> LangevinState:
+        """Weights, momenta, masses and 𝒱 as a vector each, where they fit and are not spread over devices."""
+        parts = {name: getattr(state, name) for name in PER_WEIGHT}
+        if dataset.mesh is not None or not flat.fits(*parts.values()):
+            return state
+        packed: dict[str, Any] = {name: flat.pack(part) for name, part in parts.items()}
+        return state._replace(**packed)
+
+    def unpack(self, state: LangevinState) -> LangevinState:
+        """Tensors again."""
+        return state._replace(**{name: flat.unpack(getattr(state, name)) for name in PER_WEIGHT})
 
     def step(self, state: LangevinState, dataset: Dataset) -> LangevinState:
         """eq:PseudoLangevinIntegrator, with a batch and noise of its own."""
-        gradient_key, noise_key = jax.random.split(key_for(state.key, Stream.STEP, state.step))
+        key, drawn = key_for(state.key, Stream.STEP, state.step), self.with_batch(state, dataset)
         weights, momentum = integrator.step(
             state.weights,
             state.half_step_momentum,
-            lambda w: self.oracle(gradient_key, w, dataset),
-            trees.normal_like(noise_key, state.weights),
+            lambda w: flat.pack_like(w, self.oracle(key, flat.unpack(w), drawn)),
+            self.noise(state),
             state.masses,
             state.gradient_variance,
             state.temperature,

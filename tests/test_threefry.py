@@ -1,0 +1,88 @@
+"""Random words that are looked up: JAX's generator, and what is made of its words."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.random import threefry2x32_p
+from scipy import stats
+
+from pseudolangevin import threefry, trees
+from pseudolangevin.data import draw_indices
+from pseudolangevin.normals import standard_normal
+
+STEPS, CHAINS, EXAMPLES, BATCH = 200, 4, 50, 60
+
+
+def test_the_words_are_those_of_jax():
+    key, step, numbers = jax.random.key(7), jnp.asarray(2**31 + 5, jnp.uint32), threefry.numbered((5, 7, 3), 3)
+    np.testing.assert_array_equal(np.ravel(numbers), np.arange(3, 108))
+    of_jax = threefry2x32_p.bind(
+        *(jnp.broadcast_to(k, numbers.shape) for k in (*jax.random.key_data(key), step)), numbers
+    )
+    for word, reference in zip(threefry.words(key, step, numbers), of_jax, strict=True):
+        np.testing.assert_array_equal(word, reference)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 55_800, 2**16 + 1, 2**31 - 1])
+def test_all_64_bits_decide_on_an_index(bound):
+    high, low = np.random.default_rng(0).integers(0, 2**32, (2, 1000), dtype=np.uint32)
+    high[:2], low[:2] = (0, 2**32 - 1), (0, 2**32 - 1)
+    edges = [-(-(value << 64) // bound) for value in range(1, min(bound, 4))]  # the first number that yields the next
+    values = [int(a) << 32 | int(b) for a, b in zip(high, low, strict=True)] + edges + [edge - 1 for edge in edges]
+    upper, lower = (jnp.asarray([v >> shift & 0xFFFFFFFF for v in values], jnp.uint32) for shift in (32, 0))
+    np.testing.assert_array_equal(threefry.below((upper, lower), bound), [bound * value >> 64 for value in values])
+
+
+@pytest.fixture(scope="module")
+def indices():
+    """(chain, step, example)."""
+    keys, steps = jax.random.split(jax.random.key(1), CHAINS), jnp.arange(STEPS)
+    draw = jax.vmap(jax.vmap(lambda k, s: draw_indices(k, EXAMPLES, BATCH, s), in_axes=(None, 0)), in_axes=(0, None))
+    return np.asarray(jax.jit(draw)(keys, steps))
+
+
+def test_every_example_is_as_likely(indices):
+    counts = np.bincount(indices.ravel(), minlength=EXAMPLES)
+    assert counts.size == EXAMPLES
+    assert stats.chisquare(counts).pvalue > 1e-3
+    for chain in indices:
+        assert stats.chisquare(np.bincount(chain.ravel(), minlength=EXAMPLES)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("shift", [(0, 1, 0), (0, 2, 0), (1, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 0)])
+def test_batches_of_other_steps_chains_and_places_are_independent(indices, shift):
+    """The pairs (index here, index there), a contingency table of 10 × 10 groups of examples."""
+    here, there = indices.ravel() % 10, np.roll(indices, shift, axis=(0, 1, 2)).ravel() % 10
+    table = np.bincount(10 * here + there, minlength=100).reshape(10, 10)
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+def test_normal_numbers_of_steps_are_normal_and_independent():
+    draw = jax.jit(jax.vmap(lambda step: standard_normal(jax.random.key(2), step, threefry.numbered((500,)))))
+    numbers = np.asarray(draw(jnp.arange(100)), np.float64)
+    assert stats.kstest(numbers.ravel(), "norm").pvalue > 1e-3
+    neighbours = [numbers[1:] * numbers[:-1], numbers[:, 1:] * numbers[:, :-1], numbers[1:, 1:] * numbers[:-1, :-1]]
+    for products in neighbours:
+        assert abs(products.mean()) < 4 / np.sqrt(products.size)
+
+
+def test_noise_depends_on_the_entry_not_on_how_the_tensors_are_cut(monkeypatch):
+    key, tree = jax.random.key(3), {"a": jnp.zeros((30, 4)), "b": jnp.zeros(7), "c": jnp.zeros((5, 5, 5))}
+    as_one = trees.normal_like(key, jnp.zeros(trees.num_weights(tree)), step=4)
+    np.testing.assert_array_equal(trees.ravel(trees.normal_like(key, tree, step=4)), as_one)
+    monkeypatch.setattr(trees, "LARGE", 100)  # "a" and "c" come after the small ones
+    cut = trees.normal_like(key, tree, step=4)
+    in_order = np.concatenate([np.ravel(cut[name]) for name in ("b", "a", "c")])
+    np.testing.assert_allclose(in_order, as_one, rtol=1e-6)
+
+
+def test_other_generators_and_precisions_are_left_to_jax():
+    other = jax.random.key(0, impl="rbg")
+    first, again, later = (trees.normal_like(other, jnp.zeros(100), step=step) for step in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.any(first != later)
+    indices = draw_indices(other, 10, 1000, step=3)
+    assert set(np.asarray(indices)) == set(range(10))
+    with jax.enable_x64(True):
+        assert trees.normal_like(jax.random.key(0), jnp.zeros(3, jnp.float64), step=2).dtype == jnp.float64
