@@ -7,10 +7,11 @@ the examples of the following ones and sends them. The chains are those of the s
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -20,16 +21,18 @@ import numpy as np
 from .samplers import base
 from .samplers.base import Kernel
 from .streamed import StreamedDataset
-from .types import Array, Batch, Key
+from .types import Array, Key
 
 PART_BYTES = 2**22
 """Examples gathered and sent at once. Larger arrays are sent more slowly (on an H200: 16 MiB at 5 GB/s, in four pieces
 at 37 GB/s)."""
-BLOCK_PARTS = 3
+BLOCK_PARTS = 6
 """Parts of a block, through which the chains go in one call."""
-AHEAD = 3
-"""Blocks on their way while one is in use, each in a thread of its own."""
-MAX_BLOCK_STEPS = 256
+AHEAD = 2
+"""Blocks on their way while one is in use."""
+PIECES = 4
+"""Of a part, gathered by a thread each."""
+MAX_BLOCK_STEPS = 512
 MAX_BLOCKS = 64
 """Blocks whose indices are on the device at once."""
 
@@ -54,16 +57,16 @@ def _advance_blocks(kernel: Kernel, states: Any, dataset: StreamedDataset, lengt
     for wanted in indices:
         wanted.copy_to_host_async()
 
-    def fetch(wanted: Array) -> list[Batch]:
-        per_part = -(-wanted.shape[1] // BLOCK_PARTS)
+    def fetch(wanted: Array) -> list[Array]:
         on_host = np.asarray(wanted)
-        parts = [on_host[:, start : start + per_part] for start in range(0, on_host.shape[1], per_part)]
-        return [jax.device_put(dataset.fetch(part)) for part in parts]
+        parts = [on_host[:, start:end] for start, end in _parts(on_host.shape[1])]
+        return [jax.device_put(dataset.gather_packed(part, _threads(), PIECES)) for part in parts]
 
     with ThreadPoolExecutor(AHEAD) as pool:
         coming = deque(pool.submit(fetch, indices.popleft()) for _ in range(min(AHEAD, len(indices))))
         while coming:
-            states = _advance(kernel, states, dataset, coming.popleft().result())
+            length = lengths[len(lengths) - len(indices) - len(coming)]
+            states = _advance(kernel, states, dataset, coming.popleft().result(), num_steps=length)
             if indices:
                 coming.append(pool.submit(fetch, indices.popleft()))
     return states
@@ -77,7 +80,22 @@ def _indices(kernel: Kernel, keys: Key, first_step: Array, num_examples: int, nu
     return jax.vmap(jax.vmap(of_step, in_axes=(None, 0)))(keys, steps)
 
 
-@partial(jax.jit, static_argnames="kernel", donate_argnames="states")
-def _advance(kernel: Kernel, states: Any, dataset: StreamedDataset, parts: Sequence[Batch]) -> Any:
+def _parts(num_steps: int) -> list[tuple[int, int]]:
+    """First and last steps of the parts of a block."""
+    per_part = -(-num_steps // BLOCK_PARTS)
+    return [(start, min(start + per_part, num_steps)) for start in range(0, num_steps, per_part)]
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="pseudolangevin-gather")
+
+
+@partial(jax.jit, static_argnames=("kernel", "num_steps"), donate_argnames="states")
+def _advance(kernel: Kernel, states: Any, dataset: StreamedDataset, packed: Sequence[Array], num_steps: int) -> Any:
+    num_chains, batch_size = states.step.shape[0], kernel.batch_size
+    assert batch_size is not None
+    sizes = [end - start for start, end in _parts(num_steps)]
+    parts = [dataset.unpack(p, (num_chains, n, batch_size)) for p, n in zip(packed, sizes, strict=True)]
     batches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *parts)
     return jax.vmap(lambda state, drawn: base.advance_with(kernel, state, dataset, drawn))(states, batches)
