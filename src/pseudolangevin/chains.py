@@ -217,7 +217,8 @@ class Plan:
                     yield record
                     continue
                 masked = reporter.mask_stopped(record.observables)
-                reporter.report(record.observables, last=record.step + self.record_every > self.num_steps)
+                last = record.step + self.record_every > self.num_steps
+                reporter.report(record.observables, step=record.step, last=last)
                 losses = masked["loss"][np.isfinite(masked["loss"])]
                 bar.update(record.step, float(losses.mean()) if losses.size else math.nan)
                 yield Record(record.step, record.states, masked)
@@ -314,7 +315,10 @@ def run(
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)
-            yield Record(step, states, observables.to_host(record))
+            measured = observables.to_host(record)
+            if Status.NON_FINITE_ENERGY in measured["status"]:
+                states = _adopt_status(states, record["status"], sampler.dataset.mesh)
+            yield Record(step, states, measured)
         elif step == stop or (segment is not None and step % segment == 0):
             yield Record(step, states, None)
 
@@ -350,6 +354,11 @@ def _refresh(kernel: Kernel, states: Any, dataset: Dataset) -> Any:
 def _observe(kernel: Kernel, observer: Observer, states: Any, train: Dataset, test: Dataset | None) -> dict[str, Array]:
     record = jax.vmap(lambda state: observer.observe(kernel, state, train, test))(states)
     return keep_everywhere(record, train.mesh)
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="states")
+def _adopt_status(states: Any, status: Array, mesh: Mesh | None) -> Any:
+    return keep_in_place(states._replace(status=status), mesh)
 
 
 @partial(jax.jit, static_argnames=("kernel", "mesh"))

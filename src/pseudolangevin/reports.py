@@ -56,8 +56,8 @@ class Reporter:
             for name, values in record.items()
         }
 
-    def report(self, record: dict[str, np.ndarray], *, last: bool) -> None:
-        """Warn about what is new in this record.
+    def report(self, record: dict[str, np.ndarray], *, step: int, last: bool) -> None:
+        """Warn about what is new in this record, made after so many steps.
 
         A class may be dead for a moment, above all in training from random weights; it is reported when it was dead in
         the record before as well, or at the end.
@@ -66,7 +66,7 @@ class Reporter:
             self._stopped[index] = True
             status = Status(int(record["status"][index]))
             if not status.healthy:
-                message = f"{self._names.name(index)} stopped: {status.explanation}"
+                message = f"{self._names.name(index)} stopped by step {step}: {status.explanation}"
                 warnings.warn(message, ChainStoppedWarning, stacklevel=3)
         if "dead_class" not in record:
             return

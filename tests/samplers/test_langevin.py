@@ -306,7 +306,7 @@ def test_a_loss_without_data_has_no_noise_and_is_not_sampled():
     potential = pl.Potential(lambda w, batch: jnp.sum(w**2) + 0 * batch[0])
     dataset = pl.Dataset(np.ones(50, np.float32), np.ones(50))
     sampler = pl.pseudo_langevin(potential, dataset, batch_size=5)
-    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 0.1 stopped: .*full_batch_langevin"):
+    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 0.1 stopped by step 5: .*full_batch_langevin"):
         result = pl.sample(sampler, jnp.ones(3), temperatures=[0.1], num_steps=10, record_every=5, key=0)
     assert int(result.states.status[0]) == pl.Status.NO_NOISE
     np.testing.assert_array_equal(result.weights, np.ones((1, 1, 3)))
