@@ -66,6 +66,38 @@ def test_a_class_that_stays_dead_is_named_with_its_chain_once():
         reporter.report(record(dead=dead), step=30, last=True)
 
 
+def test_every_class_that_dies_later_is_named_once():
+    reporter = Reporter(LAYOUT)
+    dead = np.zeros((4, 10), bool)
+    dead[2, 3] = True
+    later = dead.copy()
+    later[2, [5, 6]] = later[0, 3] = True
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for now in (dead, dead, later, later, later):
+            reporter.report(record(dead=now), step=20, last=False)
+    named = [str(warning.message).split(" is dead")[0] for warning in caught]
+    assert named == [
+        "chain 0 at T = 3e-05: class 3",
+        "chain 0 at T = 1e-05: class 3",
+        "chain 0 at T = 3e-05: class 5, 6",
+    ]
+
+
+def test_clipped_noise_is_reported_once_by_the_worst_chain_that_runs():
+    reporter = Reporter(LAYOUT)
+    status = [0, 0, 0, pl.Status.NON_FINITE]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reporter.report(record() | {"clipped_share": np.zeros(4)}, step=10, last=False)
+        for step in (20, 30):
+            clipped = record(status) | {"clipped_share": np.array([0.0, 0.25, 0.5, 0.9])}
+            reporter.report(clipped, step=step, last=False)
+    _, warning = caught
+    assert warning.category is pl.ClippedNoiseWarning
+    assert "chain 0 at T = 3e-05: at step 20 the mini-batch noise of 50.0% of the weights" in str(warning.message)
+
+
 def test_a_class_that_comes_back_is_not_reported():
     reporter = Reporter(LAYOUT)
     dead = np.zeros((4, 10), bool)

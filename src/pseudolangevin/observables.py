@@ -37,6 +37,7 @@ LONG_NAMES = {
     "stale_heat": "excess of temperature from noise above the old 𝒱, found by the last refresh (0 in the warm-up)",
     "gradient_variance": "mean 𝒱 of each layer",
     "raised_share": "share of masses raised by the last refresh",
+    "clipped_share": "share of the weights whose mini-batch noise alone is hotter than T, so that none was injected",
     "refresh_interval": "steps between measurements of 𝒱",
     "num_resets": "how often masses and momenta were started anew",
     "acceptance": "share of moves accepted since the warm-up (during it: since the start)",

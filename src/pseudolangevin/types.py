@@ -56,8 +56,8 @@ class Status(IntEnum):
                 "use full_batch_langevin, or check that the loss depends on the data"
             ),
             Status.NON_FINITE_ENERGY: (
-                "its weights are finite but U is not, so exp(−U/T) is no probability there; the chain was left where it "
-                "is. Check the data for NaN and the loss for overflow (log of 0, division by 0), or lower time_step"
+                "its weights are finite but U is not, so exp(−U/T) is no probability; the chain was left where it is. "
+                "Check the data for NaN and the loss for overflow (log of 0, division by 0), or lower time_step"
             ),
             Status.EARLY_STOPPED: "the validation set has not improved for `patience` validations",
         }[self]
