@@ -303,7 +303,7 @@ def test_noise_that_is_clipped_is_recorded_and_fails_the_certificate(clipped_run
     kernel = langevin_kernel(clipped_run.sampler)
     variance = jax.tree.map(lambda v: v[1], clipped_run.states.gradient_variance)
     c1, length = kernel.momentum_retention, (1 + kernel.momentum_retention**2) * 0.01 / 2
-    clipped = np.mean((1 - c1**4) * 3.0 * COLD < length**2 * np.asarray(trees.ravel(variance)))
+    clipped = float(np.mean((1 - c1**4) * 3.0 * COLD < length**2 * np.asarray(trees.ravel(variance))))
     assert 0.1 < clipped < 0.9
     np.testing.assert_allclose(clipped_run.trace.clipped_share.isel(chain=0, draw=-1), [0.0, clipped], atol=0.01)
     lines = pl.certificate(clipped_run, noise_draws=0).lines
