@@ -172,13 +172,12 @@ class Plan:
         """Shapes and types of the states of chains whose weights have the shapes of `weights`."""
         starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.layout.size, *w.shape), w.dtype), weights)
         temperatures = jax.ShapeDtypeStruct((self.layout.size,), jax.tree.leaves(weights)[0].dtype)
-        init_kernel = partial(_init, self.sampler.kernel)
-        return jax.eval_shape(init_kernel, starts, temperatures, self.layout.keys(0), self.sampler.dataset)
+        return _init.eval_shape(self.sampler.kernel, starts, temperatures, self.layout.keys(0), self.sampler.dataset)
 
     def empty_trace(self, states: Any) -> xr.Dataset:
         """The trace before the first record: every observable and coordinate, no draws."""
-        observe = partial(_observe, self.sampler.kernel, self.observer)
-        shapes = jax.eval_shape(observe, states, self.observed, self.test)
+        # Of the compiled function, so that the run itself need not trace it again.
+        shapes = _observe.eval_shape(self.sampler.kernel, self.observer, states, self.observed, self.test)
         zeros = {name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()}
         record = observables.to_host(zeros)
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
