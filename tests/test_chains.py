@@ -19,7 +19,7 @@ def make(name: str, task) -> pl.Sampler:
             task.potential, task.train, refresh_every=16, warmup_refreshes=1, reset_probability=0.3, **QUICK
         )
     if name == "naive":
-        return pl.naive_pseudo_langevin(task.potential, task.train, time_step=0.02, refresh_every=16, **QUICK)
+        return pl.naive_pseudo_langevin(task.potential, task.train, time_step=0.005, refresh_every=16, **QUICK)
     if name == "full_batch":
         return pl.full_batch_langevin(task.potential, task.train, time_step=0.05)
     return pl.adam(task.potential, task.train, batch_size=16)
@@ -41,7 +41,7 @@ OWN = {
     "full_batch": {"kinetic_temperature"},
     "adam": set(),
 }
-OWN["naive"] = OWN["pseudo_langevin"]
+OWN["naive"] = OWN["pseudo_langevin"] | {"clipped_share"}
 COMMON = {"loss", "potential", "squared_norm", "error", "virial_temperature", "layer_virial_temperature", "status"}
 TEMPERATURES = [1e-4, 1e-3]
 
