@@ -19,7 +19,7 @@ def make(name: str, task) -> pl.Sampler:
             task.potential, task.train, refresh_every=16, warmup_refreshes=1, reset_probability=0.3, **QUICK
         )
     if name == "naive":
-        return pl.naive_pseudo_langevin(task.potential, task.train, time_step=0.02, refresh_every=16, **QUICK)
+        return pl.naive_pseudo_langevin(task.potential, task.train, time_step=0.005, refresh_every=16, **QUICK)
     if name == "full_batch":
         return pl.full_batch_langevin(task.potential, task.train, time_step=0.05)
     return pl.adam(task.potential, task.train, batch_size=16)
@@ -41,7 +41,7 @@ OWN = {
     "full_batch": {"kinetic_temperature"},
     "adam": set(),
 }
-OWN["naive"] = OWN["pseudo_langevin"]
+OWN["naive"] = OWN["pseudo_langevin"] | {"clipped_share"}
 COMMON = {"loss", "potential", "squared_norm", "error", "virial_temperature", "layer_virial_temperature", "status"}
 TEMPERATURES = [1e-4, 1e-3]
 
@@ -253,7 +253,7 @@ def walled_run(temperatures, num_steps=400):
 
 
 def test_a_chain_that_turns_non_finite_is_stopped_and_the_others_go_on():
-    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 1.2 stopped: .*non-finite") as caught:
+    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 1.2 stopped by step \d+: .*non-finite") as caught:
         result = walled_run([1e-3, 1.2])
     assert len(caught) == 1
     status = result.trace.status.values[:, 0]
@@ -282,10 +282,27 @@ def test_when_all_chains_have_stopped_the_run_ends():
     assert np.isfinite(result.weights).all()
 
 
-def test_a_loss_that_is_nan_on_an_example_not_drawn_is_recorded_as_such():
-    """The weights are finite, so the chain runs; the observable is what it is, and nothing warns."""
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_chain_with_finite_weights_and_a_non_finite_loss_is_stopped_and_named_with_its_step(bad):
+    """Beyond the step at w = 1 the loss is not a number, and its gradient does not tell."""
+    potential = pl.Potential(lambda w, batch: jnp.where(w > 1, bad, w * batch[0]))
+    dataset = pl.Dataset(np.full(10, -1.0, np.float32), np.zeros(10))
+    sampler = pl.full_batch_langevin(potential, dataset, time_step=0.1)
+    starts = jnp.asarray([[0.2, -1e3]])
+    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 1e-08 stopped by step 20: .* U is not") as caught:
+        result = pl.sample(sampler, starts, temperatures=[1e-8], num_chains=2, num_steps=40, record_every=10, key=0)
+    assert len(caught) == 1
+    energy = pl.Status.NON_FINITE_ENERGY
+    np.testing.assert_array_equal(result.trace.status[0], [[0, energy, energy, energy], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(np.isnan(result.trace.loss[0]), [[False, True, True, True], [False] * 4])
+    assert result.states.step.tolist() == [20, 40]  # it rests
+    assert 1 < result.weights[0, 0] < np.inf
+
+
+def test_a_loss_that_is_nan_on_an_example_not_drawn_stops_the_chain():
     potential = pl.Potential(lambda w, batch: jnp.where(batch[0] > 1e3, jnp.nan, w * batch[0]))
     dataset = pl.Dataset(np.append(np.ones(10_000), 1e6).astype(np.float32), np.zeros(10_001))
-    result = pl.sample(pl.adam(potential, dataset, batch_size=2), jnp.ones(()), num_steps=2, record_every=1, key=0)
-    assert np.isnan(result.trace.loss).all()
+    with pytest.warns(pl.ChainStoppedWarning, match="stopped by step 1: .*Check the data for NaN"):
+        result = pl.sample(pl.adam(potential, dataset, batch_size=2), jnp.ones(()), num_steps=2, record_every=1, key=0)
     assert np.isfinite(result.weights).all()
+    assert result.trace.sizes["draw"] == 1

@@ -22,18 +22,18 @@ def record(status=HEALTHY, dead=None):
 def test_a_stopped_chain_is_named_with_cause_and_remedy_and_only_once():
     reporter = Reporter(LAYOUT)
     status = [0, 0, 0, pl.Status.NON_FINITE]
-    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 1 at T = 3e-05 stopped: .*non-finite.*Lower"):
-        reporter.report(record(status), last=False)
+    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 1 at T = 3e-05 stopped by step 20: .*non-finite.*Lower"):
+        reporter.report(record(status), step=20, last=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        reporter.report(record(status), last=True)
+        reporter.report(record(status), step=30, last=True)
     assert reporter.any_running
 
 
 def test_nothing_is_left_when_all_have_stopped():
     reporter = Reporter(LAYOUT)
     with pytest.warns(pl.ChainStoppedWarning) as caught:
-        reporter.report(record([1, 2, 1, 2]), last=False)
+        reporter.report(record([1, 2, 1, 2]), step=20, last=False)
     assert len(caught) == 4
     assert not reporter.any_running
 
@@ -57,13 +57,45 @@ def test_a_class_that_stays_dead_is_named_with_its_chain_once():
     dead[2, [3, 7]] = True
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        reporter.report(record(dead=dead), last=False)  # it may be a moment's weakness
+        reporter.report(record(dead=dead), step=20, last=False)  # it may be a moment's weakness
     with pytest.warns(pl.DeadClassWarning, match=r'chain 0 at T = 3e-05: class 3, 7 is dead.*"identity"') as caught:
-        reporter.report(record(dead=dead), last=False)
+        reporter.report(record(dead=dead), step=20, last=False)
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        reporter.report(record(dead=dead), last=True)
+        reporter.report(record(dead=dead), step=30, last=True)
+
+
+def test_every_class_that_dies_later_is_named_once():
+    reporter = Reporter(LAYOUT)
+    dead = np.zeros((4, 10), bool)
+    dead[2, 3] = True
+    later = dead.copy()
+    later[2, [5, 6]] = later[0, 3] = True
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for now in (dead, dead, later, later, later):
+            reporter.report(record(dead=now), step=20, last=False)
+    named = [str(warning.message).split(" is dead")[0] for warning in caught]
+    assert named == [
+        "chain 0 at T = 3e-05: class 3",
+        "chain 0 at T = 1e-05: class 3",
+        "chain 0 at T = 3e-05: class 5, 6",
+    ]
+
+
+def test_clipped_noise_is_reported_once_by_the_worst_chain_that_runs():
+    reporter = Reporter(LAYOUT)
+    status = [0, 0, 0, pl.Status.NON_FINITE]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reporter.report(record() | {"clipped_share": np.zeros(4)}, step=10, last=False)
+        for step in (20, 30):
+            clipped = record(status) | {"clipped_share": np.array([0.0, 0.25, 0.5, 0.9])}
+            reporter.report(clipped, step=step, last=False)
+    _, warning = caught
+    assert warning.category is pl.ClippedNoiseWarning
+    assert "chain 0 at T = 3e-05: at step 20 the mini-batch noise of 50.0% of the weights" in str(warning.message)
 
 
 def test_a_class_that_comes_back_is_not_reported():
@@ -72,9 +104,9 @@ def test_a_class_that_comes_back_is_not_reported():
     dead[0, 5] = True
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        reporter.report(record(dead=dead), last=False)
-        reporter.report(record(dead=~dead & False), last=False)
-        reporter.report(record(dead=dead), last=False)
+        reporter.report(record(dead=dead), step=20, last=False)
+        reporter.report(record(dead=~dead & False), step=20, last=False)
+        reporter.report(record(dead=dead), step=20, last=False)
     assert not caught
 
 
@@ -82,7 +114,7 @@ def test_at_the_end_one_record_is_enough():
     dead = np.zeros((4, 10), bool)
     dead[1, 0] = True
     with pytest.warns(pl.DeadClassWarning, match="chain 1 at T = 1e-05: class 0 is dead"):
-        Reporter(LAYOUT).report(record(dead=dead), last=True)
+        Reporter(LAYOUT).report(record(dead=dead), step=30, last=True)
 
 
 def test_a_network_with_a_dead_class_is_reported_by_a_run(small_task):

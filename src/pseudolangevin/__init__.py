@@ -7,7 +7,7 @@ from .diagnostics import Certificate, certificate
 from .fitting import Fit, fit
 from .placement import Placement
 from .potential import Potential, classification, next_token, regression
-from .reports import ChainStoppedWarning, DeadClassWarning
+from .reports import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning
 from .runs import load
 from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
@@ -22,6 +22,7 @@ from .types import Status
 __all__ = [
     "Certificate",
     "ChainStoppedWarning",
+    "ClippedNoiseWarning",
     "Dataset",
     "DeadClassWarning",
     "Fit",

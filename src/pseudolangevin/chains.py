@@ -172,13 +172,12 @@ class Plan:
         """Shapes and types of the states of chains whose weights have the shapes of `weights`."""
         starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.layout.size, *w.shape), w.dtype), weights)
         temperatures = jax.ShapeDtypeStruct((self.layout.size,), jax.tree.leaves(weights)[0].dtype)
-        init_kernel = partial(_init, self.sampler.kernel)
-        return jax.eval_shape(init_kernel, starts, temperatures, self.layout.keys(0), self.sampler.dataset)
+        return _init.eval_shape(self.sampler.kernel, starts, temperatures, self.layout.keys(0), self.sampler.dataset)
 
     def empty_trace(self, states: Any) -> xr.Dataset:
         """The trace before the first record: every observable and coordinate, no draws."""
-        observe = partial(_observe, self.sampler.kernel, self.observer)
-        shapes = jax.eval_shape(observe, states, self.observed, self.test)
+        # Of the compiled function, so that the run itself need not trace it again.
+        shapes = _observe.eval_shape(self.sampler.kernel, self.observer, states, self.observed, self.test)
         zeros = {name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()}
         record = observables.to_host(zeros)
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
@@ -217,7 +216,8 @@ class Plan:
                     yield record
                     continue
                 masked = reporter.mask_stopped(record.observables)
-                reporter.report(record.observables, last=record.step + self.record_every > self.num_steps)
+                last = record.step + self.record_every > self.num_steps
+                reporter.report(record.observables, step=record.step, last=last)
                 losses = masked["loss"][np.isfinite(masked["loss"])]
                 bar.update(record.step, float(losses.mean()) if losses.size else math.nan)
                 yield Record(record.step, record.states, masked)
@@ -312,7 +312,10 @@ def run(
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)
-            yield Record(step, states, observables.to_host(record))
+            measured = observables.to_host(record)
+            if Status.NON_FINITE_ENERGY in measured["status"]:
+                states = _adopt_status(states, record["status"], sampler.dataset.mesh)
+            yield Record(step, states, measured)
         elif step == stop or (segment is not None and step % segment == 0):
             yield Record(step, states, None)
 
@@ -363,6 +366,11 @@ class _Refreshes:
     def to_next_stop(self, step: int) -> int:
         """Steps to the end of a piece, counted from the refresh back."""
         return (self.due - step) % self._piece or self._piece
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="states")
+def _adopt_status(states: Any, status: Array, mesh: Mesh | None) -> Any:
+    return keep_in_place(states._replace(status=status), mesh)
 
 
 @partial(jax.jit, static_argnames=("kernel", "mesh"))

@@ -19,6 +19,7 @@ from rich.table import Table
 from . import figures, runs
 from .config import ConfigError, Settings
 from .diagnostics.averages import Average, average
+from .diagnostics.certificate import certificate
 from .published import PublishedAverages, published_averages
 from .report import write_report
 
@@ -60,10 +61,13 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
         "The published data set is another draw of the same task: data sets differ by a few per cent."
     )
     figures.summary_figure(result.trace, published, discard=BURN_IN).savefig(out / "demo.png", dpi=150)
-    report = write_report(out)
+    verdict = certificate(result)
+    report = write_report(out, verdict)
     console.print(f"done in {time.perf_counter() - started:.0f} s", highlight=False)
     console.print(f"  picture  {out / 'demo.png'}\n  report   {report}   (open it in a browser)", soft_wrap=True)
-    console.print(f"  next     pseudolangevin check {out}", soft_wrap=True)
+    console.print(
+        f"  check    the certificate: {verdict.verdict}; line by line: pseudolangevin check {out}", soft_wrap=True
+    )
     return 1 if outcome.stopped_chains else 0
 
 

@@ -19,7 +19,7 @@ from .gradients import exact_sums
 from .potential import Potential
 from .samplers.base import ChainState, Kernel
 from .samplers.langevin_kernel import RATIO_QUANTILES
-from .types import Array, Weights
+from .types import Array, Status, Weights
 
 LONG_NAMES = {
     "loss": "mean loss, without the regulariser",
@@ -37,6 +37,7 @@ LONG_NAMES = {
     "stale_heat": "excess of temperature from noise above the old 𝒱, found by the last refresh (0 in the warm-up)",
     "gradient_variance": "mean 𝒱 of each layer",
     "raised_share": "share of masses raised by the last refresh",
+    "clipped_share": "share of the weights whose mini-batch noise alone is hotter than T, so that none was injected",
     "refresh_interval": "steps between measurements of 𝒱",
     "num_resets": "how often masses and momenta were started anew",
     "acceptance": "share of moves accepted since the warm-up (during it: since the start)",
@@ -71,13 +72,15 @@ class Observer:
         weights = state.weights
         sums = exact_sums(self.potential, weights, train, self.chunk_size)
         squared_norm = trees.squared_norm(weights)
+        regularizer = self.potential.regularizer(weights)
+        broken = (state.status == Status.RUNNING) & ~jnp.isfinite(sums.loss.high + sums.loss.low + regularizer)
         record = {
             "loss": jnp.stack(sums.loss),
             "squared_norm": squared_norm,
-            "regularizer": self.potential.regularizer(weights),
+            "regularizer": regularizer,
             "virial_temperature": trees.dot(weights, sums.gradient) / float(trees.num_weights(weights)),
             "layer_virial_temperature": layer_virial_temperatures(weights, sums.gradient),
-            "status": state.status,
+            "status": jnp.where(broken, Status.NON_FINITE_ENERGY, state.status),
         }
         if self.potential.per_example_error is not None:
             record["error"] = sums.error

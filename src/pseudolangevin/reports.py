@@ -1,4 +1,4 @@
-"""What a run says while it goes: chains that stopped, classes that died."""
+"""What a run says while it goes: chains that stopped, noise that was clipped, classes that died."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from .types import HEALTHY, Status
 
 class ChainStoppedWarning(UserWarning):
     """A chain was stopped; the others go on."""
+
+
+class ClippedNoiseWarning(UserWarning):
+    """The mini-batch noise of some weights is alone hotter than T, so they are, whatever noise is injected."""
 
 
 class DeadClassWarning(UserWarning):
@@ -30,13 +34,14 @@ class Names(Protocol):
 
 
 class Reporter:
-    """Warns once per chain and cause."""
+    """Warns once about each chain that stopped, once about each class of a chain, and once about clipped noise."""
 
     def __init__(self, names: Names) -> None:
         """Start with every chain healthy."""
         self._names = names
         self._stopped = np.zeros(names.size, bool)
-        self._dead_reported = np.zeros(names.size, bool)
+        self._clipping_reported = False
+        self._dead_reported: np.ndarray | bool = False
         self._dead_before: np.ndarray | bool = False
 
     @property
@@ -56,8 +61,8 @@ class Reporter:
             for name, values in record.items()
         }
 
-    def report(self, record: dict[str, np.ndarray], *, last: bool) -> None:
-        """Warn about what is new in this record.
+    def report(self, record: dict[str, np.ndarray], *, step: int, last: bool) -> None:
+        """Warn about what is new in this record, made after so many steps.
 
         A class may be dead for a moment, above all in training from random weights; it is reported when it was dead in
         the record before as well, or at the end.
@@ -66,19 +71,37 @@ class Reporter:
             self._stopped[index] = True
             status = Status(int(record["status"][index]))
             if not status.healthy:
-                message = f"{self._names.name(index)} stopped: {status.explanation}"
+                message = f"{self._names.name(index)} stopped by step {step}: {status.explanation}"
                 warnings.warn(message, ChainStoppedWarning, stacklevel=3)
-        if "dead_class" not in record:
+        if "clipped_share" in record and not self._clipping_reported:
+            self._report_clipping(record["clipped_share"], step)
+        if "dead_class" in record:
+            self._report_dead_classes(record["dead_class"], last=last)
+
+    def _report_clipping(self, share: np.ndarray, step: int) -> None:
+        """Of many chains the worst speaks for all."""
+        worst = int(np.argmax(np.where(self._stopped, 0.0, share)))
+        if self._stopped[worst] or not share[worst] > 0:
             return
-        dead = record["dead_class"]
+        self._clipping_reported = True
+        warnings.warn(
+            f"{self._names.name(worst)}: at step {step} the mini-batch noise of {share[worst]:.1%} of the weights is "
+            "alone hotter than T, so their injected noise is clipped at none and they are too hot (clipped_share in "
+            "the trace). Lower time_step or raise batch_size",
+            ClippedNoiseWarning,
+            stacklevel=4,
+        )
+
+    def _report_dead_classes(self, dead: np.ndarray, *, last: bool) -> None:
         persistent = dead if last else dead & self._dead_before
         self._dead_before = dead
-        for index in map(int, np.flatnonzero(persistent.any(axis=-1) & ~self._dead_reported)):
-            self._dead_reported[index] = True
-            classes = ", ".join(str(c) for c in np.flatnonzero(persistent[index]))
+        new = persistent & ~np.asarray(self._dead_reported)
+        self._dead_reported = self._dead_reported | persistent
+        for index in map(int, np.flatnonzero(new.any(axis=-1))):
+            classes = ", ".join(str(c) for c in np.flatnonzero(new[index]))
             warnings.warn(
                 f"{self._names.name(index)}: class {classes} is dead: its score is the same for every example, so it "
                 'never learns. Start from other weights, or use output_activation="identity"',
                 DeadClassWarning,
-                stacklevel=3,
+                stacklevel=4,
             )

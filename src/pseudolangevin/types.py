@@ -34,6 +34,9 @@ class Status(IntEnum):
     EARLY_STOPPED = 3
     """Training ended as asked: the validation set stopped improving."""
 
+    NON_FINITE_ENERGY = 4
+    """The loss or the regulariser is NaN or infinite at finite weights; found by a record, where the chain stopped."""
+
     @property
     def healthy(self) -> bool:
         """Whether the chain is where it should be, running or not."""
@@ -51,6 +54,10 @@ class Status(IntEnum):
             Status.NO_NOISE: (
                 "the mini-batch gradient has no variance, so masses cannot be chosen from it; "
                 "use full_batch_langevin, or check that the loss depends on the data"
+            ),
+            Status.NON_FINITE_ENERGY: (
+                "its weights are finite but U is not, so exp(−U/T) is no probability; the chain was left where it is. "
+                "Check the data for NaN and the loss for overflow (log of 0, division by 0), or lower time_step"
             ),
             Status.EARLY_STOPPED: "the validation set has not improved for `patience` validations",
         }[self]

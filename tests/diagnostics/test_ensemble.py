@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pseudolangevin.diagnostics.ensemble import two_temperature_check
+from pseudolangevin.diagnostics.ensemble import energy_ratio, two_temperature_check
 
 DIMENSION = 200
 
@@ -55,3 +55,24 @@ def test_few_samples_are_not_fitted():
     random = np.random.default_rng(4)
     check = two_temperature_check(energies(random, 1.0, 5), energies(random, 1.2, 5), (1.0, 1.2))
     assert np.isnan(check.ratio)
+
+
+def test_the_ratio_of_histograms_follows_the_expected_line_within_its_errors():
+    random = np.random.default_rng(5)
+    low, high = energies(random, 1.0, 2_000), energies(random, 1.2, 2_000)
+    ratio = energy_ratio(low, high, (1.0, 1.2))
+    assert ratio is not None
+    np.testing.assert_allclose(np.diff(ratio.expected) / np.diff(ratio.energies), 1 - 1 / 1.2, rtol=1e-9)
+    scores = (ratio.log_ratios - ratio.expected) / ratio.standard_errors
+    assert len(scores) > 10
+    assert np.mean(scores**2) < 1 + 4 * np.sqrt(2 / len(scores))
+    # Relabelled, the same points leave the line: χ² says so.
+    wrong = energy_ratio(low, high, (1.0, 1.35))
+    assert wrong is not None
+    assert np.mean(((wrong.log_ratios - wrong.expected) / wrong.standard_errors) ** 2) > 10
+    # Repeated draws say no more than once.
+    repeated = energy_ratio(np.repeat(low, 5, axis=1), np.repeat(high, 5, axis=1), (1.0, 1.2))
+    assert repeated is not None
+    assert np.median(repeated.standard_errors) == pytest.approx(np.median(ratio.standard_errors), rel=0.25)
+    assert energy_ratio(low, energies(random, 3.0, 2_000), (1.0, 3.0)) is None
+    assert energy_ratio(low[:, :5], high[:, :5], (1.0, 1.2)) is None

@@ -12,6 +12,8 @@ from scipy.special import erfc
 
 import pseudolangevin as pl
 
+from ..compilation import optimized_steps
+
 
 def mean_and_error(values):
     """Mean and standard error of an array (chain, draw)."""
@@ -110,9 +112,10 @@ DISCARD = 20
 def reference(network):
     potential, train, weights = network
     sampler = pl.hybrid_monte_carlo(potential, train, num_leapfrog_steps=12, time_step=0.5)
-    return pl.sample(
-        sampler, weights, temperatures=[TEMPERATURE], num_chains=NUM_CHAINS, num_steps=160, record_every=1, key=0
-    )
+    with optimized_steps():
+        return pl.sample(
+            sampler, weights, temperatures=[TEMPERATURE], num_chains=NUM_CHAINS, num_steps=160, record_every=1, key=0
+        )
 
 
 def averages(trace, name, discard):
@@ -153,10 +156,11 @@ def test_hmc_agrees_with_pseudo_langevin(network, reference):
     sampler = pl.pseudo_langevin(
         potential, train, batch_size=100, temperature_ratio=0.002, refresh_every=2_000, variance_max_batches=300
     )
-    trace = pl.sample(
-        sampler, reference.weights, temperatures=[TEMPERATURE], num_chains=NUM_CHAINS,
-        num_steps=5_000, record_every=50, key=0,
-    ).trace  # fmt: skip
+    with optimized_steps():
+        trace = pl.sample(
+            sampler, reference.weights, temperatures=[TEMPERATURE], num_chains=NUM_CHAINS,
+            num_steps=5_000, record_every=50, key=0,
+        ).trace  # fmt: skip
     for name in ("loss", "squared_norm", "error"):
         ours, our_error = averages(reference.trace, name, DISCARD)
         other, other_error = averages(trace, name, 0)

@@ -13,6 +13,8 @@ import scipy.linalg
 import pseudolangevin as pl
 from pseudolangevin.samplers.base import advance
 
+from ..compilation import optimized_steps
+
 NUM_CHAINS = 1024
 BATCH_SIZE = 8
 C1 = 0.9
@@ -128,9 +130,10 @@ def stationary_covariance(covariance: np.ndarray, variance: np.ndarray, masses: 
 def test_the_whole_sampler_from_estimated_noise_reaches_the_right_variance():
     """Nothing set by hand: 𝒱 estimated, masses chosen, refreshed and reset; kinetic and virial temperatures agree."""
     sampler, _, _ = quadratic_problem(np.diag(VARIANCES), STIFFNESS, 0.05)
-    result = pl.sample(
-        sampler, jnp.zeros(4), temperatures=[T], num_chains=256, num_steps=12_000, record_every=100, key=0
-    )
+    with optimized_steps():
+        result = pl.sample(
+            sampler, jnp.zeros(4), temperatures=[T], num_chains=128, num_steps=12_000, record_every=100, key=0
+        )
     steady = result.trace.isel(temperature=0, draw=slice(40, None))
     for name in ("kinetic_temperature", "virial_temperature"):
         per_chain = steady[name].mean("draw").values

@@ -95,7 +95,7 @@ def main() -> None:
         runs = {}
         if split != "1,2,2":
             # Messages between processes are slow: as many steps as show that the chain is the one known to be exact.
-            runs["langevin"] = run(langevin, weights, 100 if hosts.several() else 250, 25, placement)
+            runs["langevin"] = run(langevin, weights, 50 if hosts.several() else 250, 25, placement)
         if split in ("1,1,1", "1,2,2"):
             runs["hybrid"] = run(hybrid, weights, 20, 10, placement)
         found |= {f"{split}/{name}/{key}": value for name, values in runs.items() for key, value in values.items()}

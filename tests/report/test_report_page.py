@@ -14,12 +14,16 @@ import pytest
 import xarray as xr
 from synthetic import make_certificate, make_info, make_samples, make_trace, stop_chain, write_run, write_samples
 
+from pseudolangevin.diagnostics.certificate import Certificate
+from pseudolangevin.diagnostics.noise_histogram import noise_histogram
+from pseudolangevin.diagnostics.verdicts import Line, Verdict
 from pseudolangevin.report import report_html, write_report
 from pseudolangevin.report.displacement import mean_squared_displacement
 from pseudolangevin.report.figure import POINTS_PER_FIGURE, number, thin
 from pseudolangevin.report.page import json_for_html
 from pseudolangevin.report.verdict import format_number, summarize, with_error
 
+HELD = Line("kinetic temperature", 1e-5, 0, 1.0, 0.01, 1.0, 0.03, Verdict.PASSED, "")
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 
@@ -102,6 +106,43 @@ def test_a_full_page_has_every_figure_and_fact() -> None:
     }
     published = [s for s in by_id["average-loss"]["series"] if s["name"] == "published pL"]
     assert published[0]["y"][-1] == 0.324912
+
+
+def overlapping_trace() -> xr.Dataset:
+    """Three temperatures of a harmonic system of 200 weights: neighbours overlap."""
+    trace = make_trace(temperatures=3, draws=400).assign_coords(temperature=[1e-5, 1.2e-5, 1.4e-5])
+    random = np.random.default_rng(3)
+    for index, temperature in enumerate(trace["temperature"].values):
+        trace["potential"].values[index] = temperature * random.gamma(100, size=(2, 400))
+    return trace
+
+
+def test_what_the_certificate_looked_at_is_drawn() -> None:
+    trace = overlapping_trace()
+    random = np.random.default_rng(4)
+    draws = {c: random.normal(size=(250, 400)) for c in range(2)}
+    noise = tuple(noise_histogram(draws[c], float(t), c) for t in trace["temperature"].values for c in range(2))
+    certificate = Certificate((), (), "pseudo_langevin", 200, 0.5, noise)
+    figures = {figure["id"]: figure for figure in parse(report_html(trace, make_info(), certificate)).data["figures"]}
+    ensemble = figures["ensemble"]
+    assert [entry["label"] for entry in ensemble["legend"]] == [
+        "T = 10⁻⁵ and 1.2×10⁻⁵",
+        "T = 1.2×10⁻⁵ and 1.4×10⁻⁵",
+    ]
+    points, line = ensemble["series"][:2]
+    u = ensemble["abscissae"][line["x"]]
+    slope = (line["y"][-1] - line["y"][0]) / (u[-1] - u[0])
+    assert slope == pytest.approx(1 / 1e-5 - 1 / 1.2e-5, rel=1e-3)
+    scores = (np.array(points["y"]) - line["y"]) / points["error"]
+    assert np.mean(scores**2) < 1 + 4 * math.sqrt(2 / len(scores))
+    *measured, normal = figures["noise-distribution"]["series"]
+    assert [series["key"] for series in measured] == ["T0", "T1", "T2"]
+    # 200 000 numbers: where the density is high it is known to a few per cent, 0.01 in the middle bins.
+    middle = slice(20, 30)
+    np.testing.assert_allclose(measured[0]["y"][middle], normal["y"][middle], rtol=0.05)
+    only_a_part = make_info()
+    only_a_part["config"]["recording"] = {"observe_examples": 100}  # its U is not that of exp(−U/T)
+    assert "figure-ensemble" not in parse(report_html(trace, only_a_part)).ids
 
 
 def test_the_page_asks_nothing_of_the_network() -> None:
@@ -302,6 +343,13 @@ def test_write_report_of_a_folder(tmp_path: Path) -> None:
     # This folder has no checkpoint, so no certificate can be made of it, and the page says why.
     assert "The certificate could not be computed" in text
     assert list(run.glob("*.part")) == []
+    # One that is given is shown, and not computed again.
+    assert (
+        "Certificate holds" in write_report(run, Certificate((HELD,), (), "pseudo_langevin", 12_345, 0.5)).read_text()
+    )
+    text = text_of(page.read_text(encoding="utf-8"))
+    assert "12 345" in text
+    assert "could not be computed" not in text
 
 
 def test_write_report_refuses_what_is_no_run(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import integrator, masses, trees
+from pseudolangevin.chains import Result
 from pseudolangevin.samplers.base import Stream, advance, refresh
 from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
@@ -255,9 +256,8 @@ def test_full_batch_takes_a_mass_for_every_weight(small_task):
     np.testing.assert_array_equal(trees.ravel(state.masses), trees.ravel(given))
 
 
-@pytest.mark.parametrize("subtract", [True, False])
-def test_naive_keeps_its_mass_and_subtracts_by_choice(small_task, subtract):
-    sampler = pl.naive_pseudo_langevin(
+def naive(small_task, subtract: bool) -> pl.Sampler:
+    return pl.naive_pseudo_langevin(
         small_task.potential,
         small_task.train,
         time_step=0.01,
@@ -268,12 +268,48 @@ def test_naive_keeps_its_mass_and_subtracts_by_choice(small_task, subtract):
         variance_block=10,
         variance_max_batches=20,
     )
+
+
+COLD = 1e-7
+"""So cold that the mini-batch noise of many weights is hotter."""
+
+
+def naive_run(small_task, subtract: bool) -> Result:
+    sampler = naive(small_task, subtract)
     assert sampler.kernel.refresh_every == (20 if subtract else None)
-    result = pl.sample(sampler, small_task.weights, temperatures=[T], num_steps=40, record_every=20, key=0)
-    np.testing.assert_array_equal(trees.ravel(result.states.masses), 3.0)
-    assert (float(trees.squared_norm(result.states.gradient_variance)) > 0) is subtract
-    assert np.isfinite(result.trace.loss).all()
-    assert int(result.states.num_refreshes[0]) == (1 if subtract else 0)  # due at 20; 40 is the end
+    return pl.sample(sampler, small_task.weights, temperatures=[T, COLD], num_steps=40, record_every=20, key=0)
+
+
+@pytest.fixture(scope="module")
+def clipped_run(small_task) -> Result:
+    match = r"chain 0 at T = 1e-07: at step 20 .*% of the weights.*Lower time_step"
+    with pytest.warns(pl.ClippedNoiseWarning, match=match) as caught:
+        result = naive_run(small_task, subtract=True)
+    assert len(caught) == 1
+    return result
+
+
+def test_naive_keeps_its_mass_and_subtracts_by_choice(small_task, clipped_run):
+    for subtract, result in [(True, clipped_run), (False, naive_run(small_task, subtract=False))]:
+        np.testing.assert_array_equal(trees.ravel(result.states.masses), 3.0)
+        assert (float(trees.squared_norm(result.states.gradient_variance)) > 0) is subtract
+        assert np.isfinite(result.trace.loss).all()
+        assert int(result.states.num_refreshes[0]) == (1 if subtract else 0)  # due at 20; 40 is the end
+        assert ("clipped_share" in result.trace) is subtract
+
+
+def test_noise_that_is_clipped_is_recorded_and_fails_the_certificate(clipped_run):
+    kernel = langevin_kernel(clipped_run.sampler)
+    variance = jax.tree.map(lambda v: v[1], clipped_run.states.gradient_variance)
+    c1, length = kernel.momentum_retention, (1 + kernel.momentum_retention**2) * 0.01 / 2
+    clipped = float(np.mean((1 - c1**4) * 3.0 * COLD < length**2 * np.asarray(trees.ravel(variance))))
+    assert 0.1 < clipped < 0.9
+    np.testing.assert_allclose(clipped_run.trace.clipped_share.isel(chain=0, draw=-1), [0.0, clipped], atol=0.01)
+    lines = pl.certificate(clipped_run, noise_draws=0).lines
+    warm, cold = (line for line in lines if line.name == "clipped noise")
+    assert warm.passed
+    assert (cold.temperature, cold.verdict) == (COLD, "failed")
+    assert "lower time_step or raise batch_size" in cold.message
 
 
 @pytest.mark.parametrize("granularity", ["row", "tensor"])
@@ -305,7 +341,7 @@ def test_a_loss_without_data_has_no_noise_and_is_not_sampled():
     potential = pl.Potential(lambda w, batch: jnp.sum(w**2) + 0 * batch[0])
     dataset = pl.Dataset(np.ones(50, np.float32), np.ones(50))
     sampler = pl.pseudo_langevin(potential, dataset, batch_size=5)
-    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 0.1 stopped: .*full_batch_langevin"):
+    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 0.1 stopped by step 5: .*full_batch_langevin"):
         result = pl.sample(sampler, jnp.ones(3), temperatures=[0.1], num_steps=10, record_every=5, key=0)
     assert int(result.states.status[0]) == pl.Status.NO_NOISE
     np.testing.assert_array_equal(result.weights, np.ones((1, 1, 3)))

@@ -2,7 +2,11 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,7 +84,17 @@ def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):
 
 
 @pytest.fixture(scope="module")
-def tuned(small_task):
+def _steady_clock():
+    """Three milliseconds pass with every look at the clock, so that a busy machine tries as much as a quiet one."""
+    clock = SimpleNamespace(perf_counter=partial(next, (look / 300 for look in count())))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("bench", "measure"):
+            patch.setattr(sys.modules[f"pseudolangevin.tuning.{module}"], "time", clock)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tuned(small_task, _steady_clock):
     lines: list[str] = []
     sampler = pl.pseudo_langevin(small_task.potential, small_task.train, variance_block=20, variance_max_batches=20)
     with pytest.MonkeyPatch.context() as patch:
@@ -126,6 +140,7 @@ def test_a_tuning_prints_and_is_json_and_toml(tuned):
     assert settings.sampler.batch_size == result.settings["batch_size"]
 
 
+@pytest.mark.usefixtures("_steady_clock")
 def test_hybrid_monte_carlo_is_tuned_by_its_diffusion(small_task):
     sampler = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
     result = pl.tune(

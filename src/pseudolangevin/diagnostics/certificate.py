@@ -22,6 +22,7 @@ from . import rendering
 from .averages import discard
 from .chain_lines import Chain, Tolerances, chain_lines
 from .noise import draw
+from .noise_histogram import NoiseHistogram, noise_histogram
 from .noise_lines import noise_lines
 from .temperature_lines import OBSERVABLES, convergence_lines, ensemble_line
 from .verdicts import Line, Measurement, RunLength, Verdict, judge, overall
@@ -37,6 +38,8 @@ class Certificate:
     sampler: str
     num_weights: int
     burn_in: float
+    noise: tuple[NoiseHistogram, ...] = ()
+    """The mini-batch noise that was drawn at the end of every chain."""
 
     @property
     def verdict(self) -> Verdict:
@@ -151,7 +154,8 @@ def certificate(
     lines += run.convergence(num_lines) + run.ensemble(num_lines)
     order = [run.label(t) for t in range(result.trace.sizes["temperature"])]
     lines.sort(key=lambda line: (order.index(line.temperature), line.chain is None, line.chain or 0))
-    return Certificate(tuple(lines), tuple(notes), result.sampler.name, result.num_weights, burn_in)
+    noise = tuple(run.histograms)
+    return Certificate(tuple(lines), tuple(notes), result.sampler.name, result.num_weights, burn_in, noise)
 
 
 class _Run:
@@ -172,6 +176,7 @@ class _Run:
         layers = trees.layers(result.weights).values()
         self._layer_sizes = tuple(trees.num_weights(layer) // result.trace["status"][..., 0].size for layer in layers)
         self._healthy = result.trace["status"].isin(HEALTHY).all("draw").values
+        self.histograms: list[NoiseHistogram] = []
 
     def label(self, temperature: int) -> float | None:
         """T, or None for a sampler without."""
@@ -248,6 +253,7 @@ class _Run:
             draws = draw(self._result.sampler, state, key, num_draws=num_draws)
             temperature = self.label(t)
             assert temperature is not None
+            self.histograms.append(noise_histogram(draws.noise, temperature, c))
             measurements += noise_lines(draws, temperature, c, kernel.momentum_retention, self._tolerances)
         return measurements
 

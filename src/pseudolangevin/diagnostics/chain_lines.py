@@ -10,13 +10,11 @@ import numpy as np
 import xarray as xr
 
 from ..samplers.base import Sampler
-from ..samplers.langevin_kernel import LangevinKernel
+from ..samplers.langevin_kernel import RATIO_ROUNDING, LangevinKernel
 from .averages import Floats, average
 from .stationarity import drift
 from .verdicts import Measurement, Side
 
-ROUNDING = 1e-3
-"""A relative excess of a ratio over its limit that is rounding, not a fault."""
 STEADY = 1.0
 """A drift smaller than this many standard deviations of the thermal fluctuations is of no consequence."""
 HEAT_CAPACITY = 4.0
@@ -148,7 +146,19 @@ def _temperature_ratios(chain: Chain, tolerances: Tolerances) -> Iterator[Measur
     # One unit that wakes up between refreshes is enough for a high peak; what counts is the heat it brings.
     remedy = f"between refreshes 𝒯_i passed 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
     yield replace(_limit_line(chain, "temperature ratio, peak", peak, limit, remedy, ""), required=False)
+    if "clipped_share" in chain.trace:
+        yield _clipped_noise(chain, limit)
     yield from _stale_heat(chain, tolerances)
+
+
+def _clipped_noise(chain: Chain, limit: float) -> Measurement:
+    """The largest share of weights that were too hot whatever noise was injected; none may be."""
+    value = float(np.max(chain.values("clipped_share")))
+    remedy = (
+        f"the mini-batch noise of {value:.3g} of the weights is alone hotter than T, 𝒯_i > 1/(1+c1²) = {limit:.3g}: no "
+        "noise was injected there, and they are too hot; lower time_step or raise batch_size"
+    )
+    return Measurement("clipped noise", chain.temperature, chain.index, value, 0.0, 0.0, 0.0, "above", remedy=remedy)
 
 
 def _stale_heat(chain: Chain, tolerances: Tolerances) -> Iterator[Measurement]:
@@ -184,7 +194,7 @@ def _limit_line(chain: Chain, name: str, value: float, limit: float, remedy: str
         value,
         0.0,
         limit,
-        ROUNDING * limit,
+        RATIO_ROUNDING * limit,
         "above",
         remedy=remedy,
         comment=comment,

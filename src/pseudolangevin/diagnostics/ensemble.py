@@ -25,6 +25,8 @@ BEST_SEPARATION = 2.0
 """Distance at which the slope is determined best, about."""
 MIN_SAMPLES = 20
 """Fewer independent samples than this at either temperature are not fitted."""
+MAX_BINS = 20
+"""Of the histograms whose ratio is drawn."""
 
 
 class EnsembleCheck(NamedTuple):
@@ -53,6 +55,46 @@ class EnsembleCheck(NamedTuple):
         return self.separation <= MAX_SEPARATION
 
 
+class EnergyRatio(NamedTuple):
+    """ln[P2(U)/P1(U)] bin by bin, beside the line that it must follow."""
+
+    energies: Floats
+    """The middles of the bins that hold samples of both temperatures."""
+    log_ratios: Floats
+    standard_errors: Floats
+    expected: Floats
+    """The line of slope −(1/T2 − 1/T1) through the measured points; its height is the one number that is fitted."""
+
+
+def energy_ratio(first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float]) -> EnergyRatio | None:
+    """The two histograms' ratio, as a picture shows it; None where they cannot be compared, as in the check.
+
+    Args:
+        first: potential U at T1, (draw,) or (chain, draw), burn-in already discarded.
+        second: potential U at T2.
+        temperatures: (T1, T2).
+    """
+    chains = [as_chains(first), as_chains(second)]
+    effective = [_effective(u) for u in chains]
+    if not (min(effective) >= MIN_SAMPLES and _separation(chains) <= MAX_SEPARATION):
+        return None
+    low, high = max(u.min() for u in chains), min(u.max() for u in chains)
+    if not high > low:
+        return None
+    edges = np.linspace(low, high, int(np.clip(min(effective) / 10, 4, MAX_BINS)) + 1)
+    counts = np.stack([np.histogram(u, edges)[0] for u in chains])
+    shared = (counts > 0).all(axis=0)
+    energies = ((edges[1:] + edges[:-1]) / 2)[shared]
+    shares = counts[:, shared] / np.array([[u.size] for u in chains])
+    log_ratios = np.log(shares[1] / shares[0])
+    # The variance of ln n is 1/n, for independent samples.
+    independent = shares * np.array(effective)[:, None]
+    variances = (1 / independent).sum(axis=0)
+    slope = -(1 / temperatures[1] - 1 / temperatures[0])
+    offset = np.average(log_ratios - slope * energies, weights=1 / variances) if len(energies) else 0.0
+    return EnergyRatio(energies, log_ratios, np.sqrt(variances), offset + slope * energies)
+
+
 def two_temperature_check(
     first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float], *, num_bootstrap: int = 200, seed: int = 0
 ) -> EnsembleCheck:
@@ -69,8 +111,7 @@ def two_temperature_check(
     effective = (_effective(chains[0]), _effective(chains[1]))
     low, high = temperatures
     expected = -(1 / high - 1 / low)
-    spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
-    separation = abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
+    separation = _separation(chains)
     suggested = _neighbour(low, high, float(chains[0].std()))
     if not (min(effective) >= MIN_SAMPLES and separation <= MAX_SEPARATION):
         return EnsembleCheck(math.nan, math.nan, expected, effective, separation, suggested)
@@ -82,6 +123,12 @@ def two_temperature_check(
     weights = np.concatenate([np.ones((1, len(energies))), resampled])
     ratios = _logistic_slopes(scaled, from_second, weights) / energies.std() / expected
     return EnsembleCheck(float(ratios[0]), float(ratios[1:].std()), expected, effective, separation, suggested)
+
+
+def _separation(chains: list[Floats]) -> float:
+    """Distance of the means in units of the standard deviation."""
+    spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
+    return abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
 
 
 def _effective(chains: Floats) -> float:

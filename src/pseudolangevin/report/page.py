@@ -18,7 +18,7 @@ from .. import estimates
 from ..estimates import DEFAULT_DISCARD
 from ..published import published_averages
 from ..runfiles import find_number, flatten
-from . import along_the_run, equilibrium
+from . import along_the_run, behind_the_certificate, equilibrium
 from .facts import averages_table, dead_classes, key_numbers, origin, settings_tables, stopped_chains
 from .figure import Figure
 from .verdict import summarize
@@ -58,7 +58,7 @@ def report_html(
         for name in ("loss", "squared_norm", "error", "test_error", "kinetic_temperature", "virial_temperature")
         if name in kept
     }
-    sections = _sections(trace, kept, view, averages, published, config, samples)
+    sections = _sections(trace, kept, view, averages, published, config, samples, certificate)
     drawn = [figure for section in sections for figure in section["figures"]]
     script = '"use strict";\n(() => {\n' + "\n".join(_resource(name) for name in _SCRIPTS) + "})();"
     data = {"figures": [figure.to_json() for figure in drawn], "legend": view.legend()}
@@ -97,6 +97,7 @@ def _sections(
     published: list[Any],
     config: Mapping[str, Any],
     samples: tuple[np.ndarray, Mapping[str, np.ndarray]] | None,
+    certificate: Any,
 ) -> list[dict[str, Any]]:
     """Headings with their figures; sections without figures are left out."""
     if trace.sizes.get("draw", 0) == 0:
@@ -123,6 +124,7 @@ def _sections(
             [
                 equilibrium.layer_figure(kept, view),
                 equilibrium.energy_figure(kept, view),
+                None if find_number(config, "observe_examples") else behind_the_certificate.ensemble_figure(kept, view),
                 diffusion,
             ],
         ),
@@ -130,6 +132,7 @@ def _sections(
             "noise",
             "Mini-batch noise",
             [
+                behind_the_certificate.noise_figure(getattr(certificate, "noise", ()), view),
                 *ratios[:1],
                 equilibrium.variance_figure(temperatures, kept),
                 along_the_run.variance_figure(trace, view),

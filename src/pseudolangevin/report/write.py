@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 from datetime import UTC, datetime
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..diagnostics.certificate import Certificate
+from ..diagnostics.certificate import certificate as make_certificate
 from ..runfiles import (
     check_run_folder,
     find_number,
@@ -21,11 +22,16 @@ from ..runfiles import (
     read_samples,
     read_trace,
 )
+from ..runs import load
 from .page import report_html
 
 
-def write_report(run_dir: str | Path) -> Path:
+def write_report(run_dir: str | Path, certificate: Certificate | None = None) -> Path:
     """Write `report.html` into a run folder and return its path. A run that is still going is shown as far as it is.
+
+    Args:
+        run_dir: what `sample --out` wrote.
+        certificate: of this run, where it was just computed; otherwise it is computed here.
 
     Example:
         >>> write_report("runs/first")  # doctest: +SKIP
@@ -37,13 +43,15 @@ def write_report(run_dir: str | Path) -> Path:
         raise ValueError(f"run_dir = {str(run_dir)!r} has no readable trace.zarr; nothing was recorded there yet")
     samples = read_samples(path)
     config, provenance = read_config(path), read_provenance(path)
-    certificate, error, result = _certificate(path)
+    error = ""
+    if certificate is None:
+        certificate, error = _certificate(path)
     info = {
         "name": path.resolve().name,
         "config": config,
         "provenance": provenance,
         "metrics": read_metrics(path),
-        "num_weights": _num_weights(result, provenance, config, samples),
+        "num_weights": _num_weights(certificate, provenance, config, samples),
         "certificate_error": error,
         "written_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
@@ -52,23 +60,23 @@ def write_report(run_dir: str | Path) -> Path:
     return page
 
 
-def _certificate(path: Path) -> tuple[Any, str, Any]:
-    """(certificate, why there is none, result): a page is worth having even where the run cannot be certified."""
-    result = None
+def _certificate(path: Path) -> tuple[Certificate | None, str]:
+    """The certificate, or why there is none: a page is worth having even where the run cannot be certified."""
     try:
-        package = importlib.import_module("pseudolangevin")
-        result = package.load(path)
-        return package.certificate(result), "", result
+        return make_certificate(load(path, samples=False)), ""
     except Exception as error:  # whatever goes wrong is said on the page
-        return None, f"The certificate could not be computed: {type(error).__name__}: {error}", result
+        return None, f"The certificate could not be computed: {type(error).__name__}: {error}"
 
 
 def _num_weights(
-    result: Any, provenance: dict[str, Any], config: dict[str, Any], samples: tuple[np.ndarray, dict[str, Any]] | None
+    certificate: Certificate | None,
+    provenance: dict[str, Any],
+    config: dict[str, Any],
+    samples: tuple[np.ndarray, dict[str, Any]] | None,
 ) -> int | None:
     """N, from whatever knows it."""
-    if result is not None:
-        return int(result.num_weights)
+    if certificate is not None:
+        return certificate.num_weights
     if samples is not None:
         return sum(int(np.prod(leaf.shape[3:])) for leaf in samples[1].values())
     recorded = find_number(provenance, "num_weights")

@@ -21,6 +21,8 @@ RATIO_QUANTILES = (0.05, 0.5, 0.95)
 """The quantiles of 𝒯_i that are recorded."""
 PER_WEIGHT = ("weights", "half_step_momentum", "masses", "gradient_variance")
 """What a state has for every weight."""
+RATIO_ROUNDING = 1e-3
+"""A relative excess of a ratio over its limit that is rounding, not a fault."""
 
 
 VarianceSource: TypeAlias = Literal["auto", "examples", "minibatches"]
@@ -250,6 +252,8 @@ class LangevinKernel(Kernel):
             return measurements
         ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self._dynamics)
         per_weight = jax.tree.map(lambda v, w: jnp.broadcast_to(v, w.shape), state.gradient_variance, state.weights)
+        if not self.control.control_masses:
+            measurements["clipped_share"] = self._clipped_share(ratios)
         return measurements | {
             "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
             "max_temperature_ratio": trees.largest(ratios),
@@ -308,6 +312,14 @@ class LangevinKernel(Kernel):
             next_refresh=state.step + num_ticks * control.tick,
             num_refreshes=num_refreshes,
         )
+
+    def _clipped_share(self, ratios: Weights) -> Array:
+        """Share of the weights with 𝒯_i > 1/(1 + c1²), that is (1 − c1⁴)·M·T < ((1 + c1²)·δt/2)²·𝒱_i.
+
+        Their mini-batch noise alone is hotter than T: what is to be injected would be negative, and is clipped at none.
+        """
+        limit = (1 + RATIO_ROUNDING) / (1 + self.momentum_retention**2)
+        return trees.mean(jax.tree.map(lambda r: (r > limit).astype(r.dtype), ratios))
 
     def _stale_heat(self, state: LangevinState, variance: Weights) -> Array:
         """(1 + c1²)·⟨max(𝒯_i[new 𝒱] − 𝒯_i[old 𝒱], 0)⟩ of each layer, with the masses in force.

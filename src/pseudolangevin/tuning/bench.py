@@ -31,6 +31,10 @@ MIN_SEGMENT = 50
 """Steps between records of a Langevin sampler, unless its momenta remember longer."""
 
 
+def _now() -> float:
+    return time.perf_counter()
+
+
 @dataclass
 class Bench:
     """Where candidates are measured, and when time is up."""
@@ -46,7 +50,7 @@ class Bench:
     chunk_size: int
     key: int
     report: Callable[[str], None]
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=_now)
     states: Any = None
     """The common start of Langevin candidates."""
     preparing: float = 0.0
@@ -57,7 +61,7 @@ class Bench:
     @property
     def elapsed(self) -> float:
         """Seconds since tuning began."""
-        return time.perf_counter() - self.started
+        return _now() - self.started
 
     def left(self, share: float = 1.0) -> float:
         """Seconds until this share of the time is used: compilation is not counted, but there is an end to it."""
@@ -103,14 +107,14 @@ class Bench:
         Before the clock runs 𝒱 is measured `num_raises` times, a segment apart: masses that are only ever raised answer
         to the noisiest of many places, and it is the sampler after many refreshes that is to be judged.
         """
-        started = time.perf_counter()
+        started = _now()
         sampler = self._sampler(settings)
         if self.states is None:
             plan = make_plan(sampler, temperatures=[self.temperature], num_chains=1, num_steps=1)
             self.states = plan.init(self.weights, self.key)
         states = _refresh(sampler.kernel, self.states, settings["temperature_ratio"], 1.0, sampler.dataset)
         jax.block_until_ready(states)
-        self.preparing += time.perf_counter() - started
+        self.preparing += _now() - started
         segments = _segments(
             sampler, dict(settings) | {"refresh_every": 1}, states, segment_of(settings["momentum_retention"])
         )
