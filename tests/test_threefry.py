@@ -84,5 +84,8 @@ def test_other_generators_and_precisions_are_left_to_jax():
     assert np.any(first != later)
     indices = draw_indices(other, 10, 1000, step=3)
     assert set(np.asarray(indices)) == set(range(10))
+    huge = [jax.ShapeDtypeStruct((2**16, 2**16), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32)]
+    shapes = jax.eval_shape(lambda tree: trees.normal_like(jax.random.key(0), tree), huge)
+    assert [leaf.shape for leaf in shapes] == [(2**16, 2**16), (3,)]  # more entries than a step has numbers
     with jax.enable_x64(True):
         assert trees.normal_like(jax.random.key(0), jnp.zeros(3, jnp.float64), step=2).dtype == jnp.float64

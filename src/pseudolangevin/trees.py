@@ -46,18 +46,18 @@ def normal_like(key: Key, weights: Weights, step: Array | int = 0) -> Weights:
     looked_up = dtype == jnp.float32 and threefry.applies(key, num_weights(leaves))
     own_key = jax.random.fold_in(key, step)
 
-    def normal(shape: tuple[int, ...], first: int) -> Array:
+    def normal(shape: tuple[int, ...], first: int, position: int) -> Array:
         if looked_up:
             return standard_normal(key, step, threefry.numbered(shape, first))
-        return jax.random.normal(jax.random.fold_in(own_key, first), shape, dtype)
+        return jax.random.normal(jax.random.fold_in(own_key, position), shape, dtype)
 
-    flat = normal((sum(leaf.size for leaf in leaves if leaf.size < LARGE),), 0)
+    flat = normal((sum(leaf.size for leaf in leaves if leaf.size < LARGE),), 0, len(leaves))
     pieces, used, first = [], 0, flat.size
-    for leaf in leaves:
+    for position, leaf in enumerate(leaves):
         if leaf.size < LARGE:
             piece, used = flat[used : used + leaf.size].reshape(leaf.shape), used + leaf.size
         else:
-            piece, first = normal(leaf.shape, first), first + leaf.size
+            piece, first = normal(leaf.shape, first, position), first + leaf.size
         pieces.append(piece.astype(leaf.dtype))
     return jax.tree.unflatten(structure, pieces)
 

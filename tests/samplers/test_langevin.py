@@ -225,6 +225,18 @@ def test_only_chains_that_are_due_and_running_are_refreshed(small_task, started)
     assert int(guarded(stopped, small_task.train).num_refreshes) == 0
 
 
+def test_every_step_and_chain_has_its_own_batch_and_noise(small_task, started):
+    kernel, state, _ = started
+    draw = jax.jit(lambda s, data: (kernel.with_batch(s, data).draw(s.key, kernel.batch_size), kernel.noise(s)))
+    batch, noise = draw(state, small_task.train)
+    others = [state._replace(step=state.step + 1), state._replace(key=jax.random.key(99))]
+    for (inputs, _), other_noise in (draw(other, small_task.train) for other in others):
+        assert np.mean(np.all(np.asarray(inputs == batch[0]), axis=1)) < 0.1
+        assert not np.any(trees.ravel(other_noise) == trees.ravel(noise))
+    indices = kernel.batch_indices(state.key, state.step, small_task.train.num_examples)
+    np.testing.assert_array_equal(small_task.train.inputs[indices], batch[0])  # known without the weights
+
+
 def test_full_batch_is_the_same_step_without_variance(small_task):
     sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.1, masses=2.0)
     kernel, state = start(sampler, small_task)
