@@ -267,7 +267,7 @@ BAD = {
     "masses": st.one_of(st.floats(max_value=0), st.just(float("nan")), st.just({}), st.just({"a": np.zeros(2)})),
     "warmup_moves": st.one_of(st.integers(max_value=-1), st.floats(), st.none()),
     "target_acceptance": st.one_of(st.floats(max_value=0), st.floats(min_value=1), st.just(float("nan")), st.none()),
-    "chunk_size": st.one_of(st.integers(max_value=0), st.floats(), st.none()),
+    "chunk_size": st.one_of(st.integers(max_value=0), st.floats()),
     "batch_size": st.one_of(st.integers(max_value=0), st.integers(min_value=1001), st.floats()),
 }
 

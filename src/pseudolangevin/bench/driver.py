@@ -130,7 +130,7 @@ def _tasks(request: Request, absent: set[str]) -> list[tuple[dict[str, Any], flo
         cases = _cases(request, with_blackjax=request.peers and "blackjax" not in absent)
         tasks.append(({"task": "steps", "num_weights": size, "cases": cases}, 6.0))
         if request.peers and "torch" not in absent:
-            tasks.append(({"task": "torch", "num_weights": size}, 1.5))
+            tasks.append(({"task": "torch", "num_weights": size}, 3.0))
     if request.recording:
         tasks.append(({"task": "recording", "changes": request.recording_changes}, 4.0))
     if request.scaling:
