@@ -39,7 +39,7 @@ def assert_close(got: dict, exact: dict) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "output_activation", "chunk"),
-    [((20, 40, 30, 5), "relu", 1024), ((20, 40, 30, 5), "relu", 16), ((20, 5), "identity", 35)],
+    [((20, 40, 30, 5), "relu", 1024), ((20, 40, 30, 5), "relu", 20), ((20, 5), "identity", 35)],
     ids=["whole", "chunks and a rest", "one layer, equal chunks"],
 )
 def test_it_is_the_gradient(monkeypatch, sizes: tuple[int, ...], output_activation: str, chunk: int) -> None:

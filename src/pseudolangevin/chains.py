@@ -3,7 +3,8 @@
     init ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
 
 Stops are the multiples of `record_every` and the steps at which a chain is due for a refresh. All randomness is keyed
-by chain and global step, so a trajectory depends neither on where segments end nor on which other chains run beside it.
+by chain and global step, so a trajectory depends neither on where segments end nor, rounding apart, on which other
+chains run beside it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def sample(
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         record_every: steps between records; default: 100 records, or every step of a shorter run.
-        key: random key, or an integer seed. Chain c at temperature T is the same whatever other chains run beside it.
+        key: random key, or an integer seed. Chain c at temperature T is the same whatever other chains run beside
+            it, to rounding.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: measure on the first so many training examples only; default: on all.
         keep_weights_every: keep the weights of every so many-th record in `result.samples`.
