@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +147,13 @@ def key_for(key: Key, stream: Stream, step: Array | int) -> Key:
 
 def stream_key(key: Key, stream: Stream) -> Key:
     """The key of all events of a kind: for what is looked up by the step, see `threefry`, rather than drawn."""
-    return jax.random.fold_in(key, stream)
+    return key.streams[stream] if isinstance(key, FoldedKey) else jax.random.fold_in(key, stream)
+
+
+class FoldedKey(NamedTuple):
+    """A chain's key during a segment, every stream folded in beforehand: a GPU would do that anew at every step."""
+
+    streams: tuple[Key, ...]
 
 
 def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> State:
@@ -156,17 +162,25 @@ def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> S
     A chain that is not is put back to where the segment began, and never moves again.
     """
     step = _guarded(kernel, state)
-    packed = kernel.pack(state, dataset)
-    moved = lax.scan(lambda s, _: (step(s, dataset), None), packed, length=num_steps)[0]
-    return _unless_broken(state, kernel.unpack(moved))
+    steps = lax.scan(lambda s, _: (step(s, dataset), None), _pack(kernel, state, dataset), length=num_steps)
+    return _unless_broken(state, _unpack(kernel, state, steps[0]))
 
 
 def advance_with(kernel: Kernel, state: State, dataset: Dataset, batches: Batch) -> State:
     """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`."""
     step = _guarded(kernel, state)
-    packed = kernel.pack(state, dataset)
-    moved = lax.scan(lambda s, batch: (step(s, Drawn(batch, dataset)), None), packed, batches)[0]
-    return _unless_broken(state, kernel.unpack(moved))
+    packed = _pack(kernel, state, dataset)
+    steps = lax.scan(lambda s, batch: (step(s, Drawn(batch, dataset)), None), packed, batches)
+    return _unless_broken(state, _unpack(kernel, state, steps[0]))
+
+
+def _pack(kernel: Kernel, state: State, dataset: Dataset) -> Any:
+    folded = FoldedKey(tuple(stream_key(state.key, stream) for stream in Stream))
+    return kernel.pack(state, dataset)._replace(key=folded)
+
+
+def _unpack(kernel: Kernel, state: State, moved: Any) -> State:
+    return kernel.unpack(moved)._replace(key=state.key)
 
 
 VERY_LARGE = 2**24
