@@ -17,7 +17,7 @@ import numpy as np
 
 import pseudolangevin as pl
 from pseudolangevin import chains
-from pseudolangevin.prefetch import AHEAD, BLOCK_PARTS, PART_BYTES
+from pseudolangevin.prefetch import AHEAD, BLOCK_BYTES
 from pseudolangevin.provenance import PACKAGES, version_of
 
 STEPS = 1_000
@@ -74,7 +74,7 @@ def main() -> None:
         "versions": {name: version_of(name) for name in PACKAGES},
         "num_examples": options.examples,
         "bytes_of_the_data": inputs.nbytes + targets.nbytes,
-        "bytes_on_the_device_when_streamed": (1 + AHEAD) * BLOCK_PARTS * PART_BYTES,
+        "bytes_on_the_device_when_streamed": (1 + AHEAD) * BLOCK_BYTES,
         "rows": rows,
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n")

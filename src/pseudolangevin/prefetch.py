@@ -7,11 +7,10 @@ the examples of the following ones and sends them. The chains are those of the s
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,16 +22,11 @@ from .samplers.base import Kernel
 from .streamed import StreamedDataset
 from .types import Array, Key
 
-PART_BYTES = 2**22
-"""Examples gathered and sent at once. Larger arrays are sent more slowly (on an H200: 16 MiB at 5 GB/s, in four pieces
-at 37 GB/s)."""
-BLOCK_PARTS = 6
-"""Parts of a block, through which the chains go in one call."""
-AHEAD = 2
-"""Blocks on their way while one is in use."""
-PIECES = 4
-"""Of a part, gathered by a thread each."""
-MAX_BLOCK_STEPS = 512
+BLOCK_BYTES = 2**24
+"""Examples of one block."""
+AHEAD = 3
+"""Blocks on their way while one is in use: gathered by the host, sent, waiting on the device."""
+MAX_BLOCK_STEPS = 256
 MAX_BLOCKS = 64
 """Blocks whose indices are on the device at once."""
 
@@ -42,7 +36,7 @@ def advance(kernel: Kernel, states: Any, dataset: StreamedDataset, num_steps: in
     assert kernel.batch_size is not None
     num_chains = states.step.shape[0]
     per_step = num_chains * kernel.batch_size * dataset.bytes_per_example
-    length = max(1, min(num_steps, MAX_BLOCK_STEPS, BLOCK_PARTS * max(1, PART_BYTES // per_step)))
+    length = max(1, min(num_steps, MAX_BLOCK_STEPS, BLOCK_BYTES // per_step))
     lengths = [length] * (num_steps // length) + [num_steps % length] * (num_steps % length > 0)
     for first in range(0, len(lengths), MAX_BLOCKS):
         states = _advance_blocks(kernel, states, dataset, lengths[first : first + MAX_BLOCKS])
@@ -57,16 +51,13 @@ def _advance_blocks(kernel: Kernel, states: Any, dataset: StreamedDataset, lengt
     for wanted in indices:
         wanted.copy_to_host_async()
 
-    def fetch(wanted: Array) -> list[Array]:
-        on_host = np.asarray(wanted)
-        parts = [on_host[:, start:end] for start, end in _parts(on_host.shape[1])]
-        return [jax.device_put(dataset.gather_packed(part, _threads(), PIECES)) for part in parts]
+    def fetch(wanted: Array) -> list[list[Array]]:
+        return jax.device_put(dataset.fetch_in_parts(np.asarray(wanted)))
 
     with ThreadPoolExecutor(AHEAD) as pool:
         coming = deque(pool.submit(fetch, indices.popleft()) for _ in range(min(AHEAD, len(indices))))
         while coming:
-            length = lengths[len(lengths) - len(indices) - len(coming)]
-            states = _advance(kernel, states, dataset, coming.popleft().result(), num_steps=length)
+            states = _advance(kernel, states, dataset, coming.popleft().result())
             if indices:
                 coming.append(pool.submit(fetch, indices.popleft()))
     return states
@@ -80,22 +71,7 @@ def _indices(kernel: Kernel, keys: Key, first_step: Array, num_examples: int, nu
     return jax.vmap(jax.vmap(of_step, in_axes=(None, 0)))(keys, steps)
 
 
-def _parts(num_steps: int) -> list[tuple[int, int]]:
-    """First and last steps of the parts of a block."""
-    per_part = -(-num_steps // BLOCK_PARTS)
-    return [(start, min(start + per_part, num_steps)) for start in range(0, num_steps, per_part)]
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="pseudolangevin-gather")
-
-
-@partial(jax.jit, static_argnames=("kernel", "num_steps"), donate_argnames="states")
-def _advance(kernel: Kernel, states: Any, dataset: StreamedDataset, packed: Sequence[Array], num_steps: int) -> Any:
-    num_chains, batch_size = states.step.shape[0], kernel.batch_size
-    assert batch_size is not None
-    sizes = [end - start for start, end in _parts(num_steps)]
-    parts = [dataset.unpack(p, (num_chains, n, batch_size)) for p, n in zip(packed, sizes, strict=True)]
-    batches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *parts)
+@partial(jax.jit, static_argnames="kernel", donate_argnames="states")
+def _advance(kernel: Kernel, states: Any, dataset: StreamedDataset, parts: Sequence[Sequence[Array]]) -> Any:
+    batches = dataset.join_parts(parts)
     return jax.vmap(lambda state, drawn: base.advance_with(kernel, state, dataset, drawn))(states, batches)
