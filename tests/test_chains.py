@@ -9,6 +9,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import chains, trees
+from pseudolangevin.samplers import base
 
 QUICK: dict[str, Any] = {"batch_size": 16, "variance_block": 10, "variance_max_batches": 20}
 
@@ -272,6 +273,18 @@ def test_a_chain_that_turns_non_finite_is_stopped_and_the_others_go_on():
     # The cold chain does not notice.
     alone = walled_run([1e-3])
     np.testing.assert_allclose(alone.weights[0, 0], result.weights[0, 0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_very_large_chain_that_breaks_is_left_as_it_is_and_moves_no_more(monkeypatch):
+    kept = walled_run([1e-3])
+    monkeypatch.setattr(base, "VERY_LARGE", 1)
+    with pytest.warns(pl.ChainStoppedWarning, match="chain 0 at T = 1.2 stopped"):
+        result = walled_run([1e-3, 1.2])
+    status = result.trace.status.values[:, 0]
+    stopped_at = int(np.argmax(status[1] != 0))
+    assert (status[1, stopped_at:] == pl.Status.NON_FINITE).all()
+    assert int(result.states.step[1]) == 10 * (stopped_at + 1)
+    np.testing.assert_allclose(kept.weights[0, 0], result.weights[0, 0], rtol=1e-4, atol=1e-6)
 
 
 def test_when_all_chains_have_stopped_the_run_ends():

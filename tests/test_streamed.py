@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import pseudolangevin as pl
-from pseudolangevin import prefetch
+from pseudolangevin import prefetch, streamed
 from pseudolangevin.placement import Placement
 
 from .conftest import SmallTask
@@ -105,6 +105,30 @@ def test_wide_numbers_arrive_as_the_device_holds_them(small_task: SmallTask) -> 
     assert dataset.bytes_per_example == 20 * 4 + 4
 
 
+def aligned(array: np.ndarray, by: int) -> np.ndarray:
+    """The same array where its address is a multiple of 64 bytes, or so many bytes after one."""
+    memory = np.zeros(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + by
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("by", [0, 4])
+def test_parts_are_those_of_the_arrays_whether_or_not_their_memory_is_shared(monkeypatch, by):
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.integers(-1, 2, (50, 20)).astype(np.int8), np.arange(50, dtype=np.int32)
+    dataset = pl.StreamedDataset(aligned(inputs, by), aligned(targets, by))
+    assert (dataset._shared_with_cpu is None) == (by > 0)
+    monkeypatch.setattr(streamed, "PART_BYTES", 300)
+    indices = rng.integers(0, 50, (2, 7, 5))
+    parts = dataset.fetch_in_parts(indices)
+    assert [len(leaf) for leaf in parts] == [5, 1]  # 1400 bytes, 280 bytes
+    joined = dataset.join_parts(jax.device_put(parts))
+    np.testing.assert_array_equal(joined[0], inputs[indices])
+    np.testing.assert_array_equal(joined[1], targets[indices])
+
+
 def test_refused(small_task: SmallTask) -> None:
     inputs, targets = np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets)
     with pytest.raises(ValueError, match="inputs has 1000 examples and targets has 5"):
@@ -113,8 +137,7 @@ def test_refused(small_task: SmallTask) -> None:
     broken[-1, 0] = np.nan
     with pytest.raises(ValueError, match="NaN"):
         pl.StreamedDataset(broken, targets)
-    streamed = pl.StreamedDataset(inputs, targets)
-    sampler = pl.pseudo_langevin(small_task.potential, streamed, batch_size=10)
+    sampler = pl.pseudo_langevin(small_task.potential, pl.StreamedDataset(inputs, targets), batch_size=10)
     with pytest.raises(ValueError, match="feeds one device"):
         pl.sample(
             sampler,

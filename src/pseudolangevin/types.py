@@ -27,7 +27,8 @@ class Status(IntEnum):
 
     RUNNING = 0
     NON_FINITE = 1
-    """A weight or momentum turned NaN or infinite; the chain was put back to its last finite state and stopped."""
+    """A weight or momentum turned NaN or infinite; the chain was put back to its last finite state and stopped (one of
+    2²⁴ weights or more is left as it is)."""
     NO_NOISE = 2
     """No component of the mini-batch gradient varies, so no mass can be chosen from the noise; nothing was sampled."""
 

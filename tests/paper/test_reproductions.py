@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from pseudolangevin import paper
+from pseudolangevin import paper, trees
 from pseudolangevin.data import Dataset
 from pseudolangevin.diagnostics.averages import Average
 from pseudolangevin.paper import (
@@ -24,7 +24,7 @@ from pseudolangevin.paper import (
 )
 from pseudolangevin.paper.generalization_view import ADAM, Outcome, Phase
 from pseudolangevin.paper.results import relative_difference, row
-from pseudolangevin.paper.starts import lively_starts
+from pseudolangevin.paper.starts import lively_starts, thermal_start
 from pseudolangevin.paper.timed import Budget
 from pseudolangevin.samplers.langevin import pseudo_langevin
 from pseudolangevin.tasks import Splits
@@ -172,6 +172,17 @@ def test_a_budget_hands_saved_time_to_later_phases(monkeypatch):
     assert budget.take("b") == pytest.approx(60)
     clock.now = 120.0  # and that one far too much
     assert budget.take("c") == 0
+
+
+def test_a_thermal_start_has_the_norm_of_the_prior_and_undecided_scores():
+    task = small_task(20)
+    weights = thermal_start(task.network, task.train, task.potential, 1e-3)
+    num, last = task.num_weights, trees.num_weights(weights["layer3"])
+    rest = trees.squared_norm({name: layer for name, layer in weights.items() if name != "layer3"})
+    assert rest == pytest.approx(num * 1e-3 / spins.WEIGHT_DECAY * (num - last), rel=0.1)
+    scores = np.asarray(task.network.apply(weights, task.train.inputs))
+    assert scores.std() < 2
+    assert ((scores > 0).mean(axis=0) >= 0.01).all()
 
 
 def test_lively_starts_have_a_signal_in_every_class():
