@@ -142,7 +142,10 @@ def test_bad_overrides(override):
         ("[network]\nsizes = [100, 2000000000, 10]", "network.sizes, num_chains and temperatures need about"),
         (TINY + "[sampler]\ntemperature_ratio = 0.7", "sampler: temperature_ratio = 0.7 exceeds"),
         (TINY + "[sampler]\nbatch_size = 41", "sampler: batch_size = 41 must be an integer between 2 and 40"),
-        (TINY.replace("[4, 2]", "[5, 2]"), "task and network: per_example_loss fails"),
+        (
+            TINY.replace("[4, 2]", "[5, 2]"),
+            "task and network: an input has 4 components and the network takes 5; make",
+        ),
         (TINY.replace("[4, 2]", "[4, 1]"), "label 1, out of range for 1 outputs"),
         (TINY + "[recording]\nobserve_examples = 41", "recording: observe_examples = 41"),
         (TINY + "[start]\nbatch_size = 400", "start: batch_size = 400"),

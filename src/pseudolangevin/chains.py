@@ -52,6 +52,16 @@ class Result:
     """Final states, leading axis over all chains, temperature by temperature."""
     sampler: Sampler
 
+    def __repr__(self) -> str:
+        """What it is of, without the numbers."""
+        temperatures, chains, draws = self.trace["loss"].shape
+        kept = "none" if self.samples is None else str(jax.tree.leaves(self.samples)[0].shape[2])
+        running = int((self.trace["status"].values[..., -1] == Status.RUNNING).sum()) if draws else 0
+        return (
+            f"<Result of {self.sampler.name}: N = {self.num_weights}, {temperatures} temperatures × {chains} chains × "
+            f"{draws} records, {running} chains running, weights kept of {kept}; see .trace, .weights, .samples>"
+        )
+
     @property
     def num_weights(self) -> int:
         """The paper's N."""

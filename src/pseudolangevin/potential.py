@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -125,6 +126,8 @@ class Potential:
         self.stiffness(weights)
         if self.class_scores is not None:
             _check_label_type(dataset.targets)
+        if self.layered is not None:
+            _check_input_size(self.layered.network.sizes[0], dataset.shapes(1)[0])
         # Two lengths, so that a result of the wrong shape cannot fit by chance.
         for num in (3, 5):
             batch = dataset.shapes(num)
@@ -141,6 +144,16 @@ class Potential:
                 self.check(weights, dataset.validation)
             except ValueError as error:
                 raise ValueError(f"validation: {error}") from error
+
+
+def _check_input_size(expected: int, inputs: Any) -> None:
+    shape = getattr(inputs, "shape", None)
+    if shape is not None and shape[1:] != (expected,):
+        have = f"{shape[1]} components" if len(shape) == 2 else f"shape {shape[1:]}"
+        raise ValueError(
+            f"an input has {have} and the network takes {expected}; make the first of its sizes "
+            f"{math.prod(shape[1:])}, or give other inputs"
+        )
 
 
 def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch, num: int) -> None:

@@ -1,21 +1,33 @@
-"""Stopping on request: Ctrl-C and SIGTERM end a run at its next record rather than anywhere."""
+"""Stopping on request: Ctrl-C and SIGTERM end a run at its next record rather than anywhere.
+
+Python's own handlers wait until compiled code returns, which may be many seconds. So a thread, woken by the signal
+itself, answers at once, and ends the process on a second one.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_CODE = 130
+STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
+PATIENCE = 1.0
+"""Seconds after a second signal in which Python may still interrupt in good order."""
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """Yields a function that says whether a stop was asked for; a second Ctrl-C interrupts at once.
 
-    Outside the main thread, where signals cannot be caught, it never is.
+    At once is like a kill: the run continues from its last checkpoint. In an interactive session, whose process is not
+    ours to end, it is as soon as compiled code returns. Outside the main thread, where signals cannot be caught, a stop
+    is never asked for.
     """
     asked = False
 
@@ -30,7 +42,42 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         return
     before = {number: signal.signal(number, ask) for number in SIGNALS}
     try:
-        yield lambda: asked
+        with _answer_at_once():
+            yield lambda: asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _answer_at_once() -> Iterator[None]:
+    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    over = threading.Event()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_listen, args=(reader, over), name="pseudolangevin-signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # which ends the thread
+        thread.join()
+        os.close(reader)
+
+
+def _listen(reader: int, over: threading.Event) -> None:
+    """Read the numbers of signals, a byte each, as they arrive."""
+    seen = 0
+    while number := os.read(reader, 1):
+        if number[0] not in SIGNALS:
+            continue
+        seen += 1
+        if seen == 1:
+            print(STOPPING, file=sys.stderr, flush=True)
+        elif not over.wait(PATIENCE):
+            os._exit(EXIT_CODE)

@@ -287,7 +287,7 @@ class Settings(Section):
             multiple = -(-self.num_steps // self.record_every) * self.record_every
             raise ValueError(
                 f"num_steps = {self.num_steps} is not a multiple of record_every = {self.record_every}, so its end "
-                f"would leave no record; use num_steps = {multiple}"
+                f"would leave no record; use num_steps = {multiple}, or remove record_every"
             )
         if self.num_records > MAX_RECORDS:
             raise ValueError(

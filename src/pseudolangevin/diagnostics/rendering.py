@@ -41,7 +41,7 @@ def to_rich(certificate: Certificate, *, only_open: bool = False) -> Group:
             line.name,
             _with_error(line.value, line.uncertainty),
             _with_error(line.expected, line.tolerance),
-            Text(line.verdict, STYLES[line.verdict]),
+            Text(line.label, STYLES[line.verdict] if line.label == line.verdict else "dim"),
             line.message,
         )
     notes = [Text(f"note: {note}", "dim") for note in certificate.notes]
@@ -57,12 +57,12 @@ def to_text(certificate: Certificate, *, width: int = 160) -> str:
 
 def summary(certificate: Certificate) -> str:
     """One sentence: the verdict, and what it hangs on."""
-    counts = {verdict: [line for line in certificate.lines if line.verdict is verdict] for verdict in Verdict}
-    head = f"certificate {certificate.verdict}: {len(counts[Verdict.PASSED])} of {len(certificate.lines)} lines passed"
-    parts = [head]
+    # A line that does not hold and does not count is no reason for the verdict.
+    counted = [line for line in certificate.lines if line.required or line.passed]
+    counts = {verdict: [line for line in counted if line.verdict is verdict] for verdict in Verdict}
+    parts = [f"certificate {certificate.verdict}: {len(counts[Verdict.PASSED])} of {len(counted)} lines passed"]
     for verdict in (Verdict.FAILED, Verdict.UNDECIDED):
-        # A failed line that does not count is no reason for the verdict.
-        named = [line for line in counts[verdict] if line.required or verdict is Verdict.UNDECIDED]
+        named = counts[verdict]
         if named:
             parts.append(f"{verdict}: {_names(named)}")
     return "; ".join(parts)

@@ -76,6 +76,11 @@ class Line:
         """Whether the line holds."""
         return self.verdict is Verdict.PASSED
 
+    @property
+    def label(self) -> str:
+        """The verdict in a word; of a line that does not hold and does not count, only that it is information."""
+        return str(self.verdict) if self.required or self.passed else "info"
+
 
 @dataclass(frozen=True)
 class Measurement:

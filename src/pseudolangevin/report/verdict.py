@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 from .view import power_of_ten, scientific
 
-Verdict: TypeAlias = Literal["passed", "failed", "undecided"]
-_ORDER: tuple[Verdict, ...] = ("failed", "undecided", "passed")
+Verdict: TypeAlias = Literal["passed", "failed", "undecided", "info"]
+_ORDER: tuple[Verdict, ...] = ("failed", "undecided", "info", "passed")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,10 @@ def _line(line: Any, order: int) -> Line:
     detail = "; ".join(str(note) for name in ("message", "note") if (note := _get(line, name)))
     value = with_error(_get(line, "value"), _get(line, "uncertainty"))
     expected = _expected(_get(line, "expected"), _get(line, "tolerance"))
-    return Line(_verdict(line), order, str(_get(line, "name")), at, ", ".join(where), value, expected, detail)
+    verdict = _verdict(line)
+    if _get(line, "required") is False and verdict != "passed":
+        verdict = "info"
+    return Line(verdict, order, str(_get(line, "name")), at, ", ".join(where), value, expected, detail)
 
 
 def _expected(expected: Any, tolerance: Any) -> str:
