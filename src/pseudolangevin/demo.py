@@ -29,8 +29,8 @@ SETTINGS = {
     "num_chains": 2,
     "num_steps": 24_000,
     "record_every": 600,
-    # Twice the paper's usual temperature ratio, so that the chains diffuse twice as fast; and 𝒱 measured as often as they
-    # relax, about 1/(4·S·T·𝒯) steps.
+    # Twice the paper's usual temperature ratio: the chains diffuse twice as fast. 𝒱 is measured as often as they relax,
+    # about every 1/(4·S·T·𝒯) steps.
     "sampler": {
         "name": "pseudo_langevin",
         "temperature_ratio": 0.02,
