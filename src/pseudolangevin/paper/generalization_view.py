@@ -322,4 +322,5 @@ def _inset(axes: Axes, story: Story) -> None:
     inset.set(xscale="log", ylim=(low - 0.003, low + 0.05))
     inset.set_xlabel("steps from random weights", fontsize=7)
     inset.tick_params(labelsize=7)
-    inset.legend(frameon=False, fontsize=7)
+    if inset.get_legend_handles_labels()[1]:
+        inset.legend(frameon=False, fontsize=7)
