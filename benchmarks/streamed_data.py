@@ -2,8 +2,8 @@
 
     python benchmarks/streamed_data.py result.json [--examples 7300000] [--seconds 30]
 
-The data set has ten times the examples of the paper's (508 050); streamed, a few blocks of mini-batches are on the
-device at a time, whatever its size.
+The data set is more than ten times as large as what is on the device at a time when it is streamed: a few blocks of
+mini-batches.
 """
 
 import argparse

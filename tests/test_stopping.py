@@ -51,4 +51,4 @@ def test_two_signals_end_a_process_that_is_in_compiled_code() -> None:
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
-    assert process.returncode in (EXIT_CODE, -signal.SIGINT, 1)
+    assert process.returncode in (EXIT_CODE, -signal.SIGINT)  # the second if a product ended within the patience

@@ -61,12 +61,12 @@ class StreamedDataset(Dataset):
         """The examples with indices (chain, step, example), every array in parts along the steps; see `join_parts`.
 
         Rows come from all over the memory and a thread mostly waits for it. So XLA's threads for CPUs gather them, all
-        at once and without the interpreter; it does not hold for arrays that are not in memory as the device has them.
+        at once and without the interpreter; NumPy does where an array is not in memory as the device has it.
         """
         num_parts = [self._num_parts(shape, indices.shape) for shape in jax.tree.leaves(self.shapes(1))]
         if self._shared_with_cpu is None:
-            gathered = [[leaf] for leaf in jax.tree.leaves(self.fetch(indices))]
-            return [np.array_split(leaf, n, axis=1) for (leaf,), n in zip(gathered, num_parts, strict=True)]
+            gathered = jax.tree.leaves(self.fetch(indices))
+            return [np.array_split(leaf, n, axis=1) for leaf, n in zip(gathered, num_parts, strict=True)]
         parts = _take(tuple(self._shared_with_cpu), jax.device_put(indices, _cpu()), tuple(num_parts))
         return [[np.asarray(part) for part in leaf] for leaf in parts]
 
