@@ -1,6 +1,7 @@
 """What recording costs: the default run as `pseudolangevin sample` makes it, against the same steps without records.
 
-Both go through the same trajectory, record by record in turns, so that a busy machine slows both alike.
+Both go through the same trajectory, record by record in turns, so that a busy machine slows both alike. Checkpoints are
+timed apart and counted as the whole run makes them: one at its start, one at its end, and those between.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..config import Settings
 from ..config.build import build
 from ..reports import DeadClassWarning
 from ..store.folder import RunFolder
-from ..store.writer import RunWriter
+from ..store.writer import MAX_SHARE, RunWriter
 from .clock import Deadline
 
 NEVER = 2**30
@@ -40,8 +41,9 @@ def measure(deadline: Deadline, changes: dict[str, Any] | None = None) -> dict[s
 
 def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, deadline: Deadline) -> dict[str, Any]:
     states = plan.init(weights, 0)
+    without_checkpoints = settings.recording.model_copy(update={"checkpoint_every": NEVER})
     at = RunWriter.create(folder, plan, states, settings.recording)
-    writer = RunWriter(folder, plan, states, settings.recording, at, written=0)
+    writer = RunWriter(folder, plan, states, without_checkpoints, at, written=0)
     recorded = plan.run(states, progress=True)
     bare = _bare(plan, plan.init(weights, 0))
     times: dict[str, list[float]] = {"recorded": [], "bare": [], "write": []}
@@ -59,9 +61,7 @@ def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, de
         if len(times["bare"]) > 1 and deadline.left < 3 * (done - began):
             break
     assert last is not None
-    began = time.perf_counter()
-    writer.checkpoint(last)
-    checkpoint = time.perf_counter() - began
+    checkpoint = _seconds(lambda: writer.checkpoint(last))
     observe = _observe_seconds(plan, last.states)
     recorded.close()  # type: ignore[attr-defined]
     # The first record of each kind waits for the compiler.
@@ -70,7 +70,9 @@ def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, de
         return {"skipped": f"{len(times['bare'])} records fit into the time; two are needed"}
     num_records = len(times["bare"]) - 1
     step = counted["bare"] / num_records / plan.record_every
-    between = max(settings.recording.checkpoint_seconds, checkpoint / 0.01)
+    run_seconds = step * plan.num_steps
+    between = max(settings.recording.checkpoint_seconds, checkpoint / MAX_SHARE)
+    num_checkpoints = 2 + int(run_seconds / between)
     return {
         "settings": {
             "num_chains": plan.layout.size,
@@ -85,8 +87,9 @@ def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, de
         "checkpoint_seconds": checkpoint,
         "observe_share": observe / (plan.record_every * step),
         "write_share": counted["write"] / counted["bare"],
-        "checkpoint_share": checkpoint / between,
-        "share": counted["recorded"] / counted["bare"] - 1 + checkpoint / between,
+        "num_checkpoints": num_checkpoints,
+        "checkpoint_share": num_checkpoints * checkpoint / run_seconds,
+        "share": counted["recorded"] / counted["bare"] - 1 + num_checkpoints * checkpoint / run_seconds,
     }
 
 
@@ -106,11 +109,19 @@ def _bare(plan: Plan, states: Any) -> Iterator[Record]:
 
 def _observe_seconds(plan: Plan, states: Any) -> float:
     """One record's observables, on the host."""
-    kernel = plan.sampler.kernel
+
+    def observe() -> None:
+        record = chains._observe(plan.sampler.kernel, plan.observer, states, plan.observed, plan.test)
+        chains.observables.to_host(record)
+
+    return _seconds(observe)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """The median of three times."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
-        record = chains._observe(kernel, plan.observer, states, plan.observed, plan.test)
-        chains.observables.to_host(record)
+        work()
         times.append(time.perf_counter() - began)
     return sorted(times)[1]

@@ -35,9 +35,10 @@ NOT_IN_FILES = ("potential", "dataset", "key", "validation", "validate_every", "
 """Arguments of samplers and tasks that come from elsewhere, or from Python alone."""
 WITHOUT_TEMPERATURE = ("adam",)
 DEFAULT_TEMPERATURES = [1e-5, 3e-5]
-DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 5_000, 40
+DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 10_000, 40
 """A record visits every example of the training and the test set, which takes as long as 100 steps or so; this far
-apart they cost less than 5 % of the run (`pseudolangevin bench` measures it). It is a multiple of the shortest refresh
+apart they cost less than 5 % of the run (`pseudolangevin bench` measures it), the checkpoints at its start and end
+included, also where the run takes ten seconds. It is a multiple of the shortest refresh
 interval, so segments of one length do."""
 MAX_RECORDS = 10_000_000
 MAX_SEED = 2**32 - 1
