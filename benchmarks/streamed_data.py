@@ -3,7 +3,7 @@
     python benchmarks/streamed_data.py result.json [--examples 7300000] [--seconds 30]
 
 The data set is more than ten times as large as what is on the device at a time when it is streamed: a few blocks of
-mini-batches.
+mini-batches. It is streamed as int8, and as bits (`pl.Signs`).
 """
 
 import argparse
@@ -59,10 +59,18 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/inputs.npy", inputs)
+        np.save(f"{folder}/bits.npy", pl.Signs.of(inputs).bits)
+        bits = np.load(f"{folder}/bits.npy")
+
+        def mapped(name: str) -> np.ndarray:
+            return np.load(f"{folder}/{name}.npy", mmap_mode="r")
+
         datasets = {
             "on the device": lambda: pl.Dataset(inputs, targets),
             "in host memory": lambda: pl.StreamedDataset(inputs, targets),
-            "memory-mapped file": lambda: pl.StreamedDataset(np.load(f"{folder}/inputs.npy", mmap_mode="r"), targets),
+            "memory-mapped file": lambda: pl.StreamedDataset(mapped("inputs"), targets),
+            "bits in host memory": lambda: pl.StreamedDataset(pl.Signs(bits, 100), targets),
+            "memory-mapped file of bits": lambda: pl.StreamedDataset(pl.Signs(mapped("bits"), 100), targets),
         }
         for name, make in datasets.items():
             times = milliseconds_per_step(make(), options.hidden, options.batch, options.seconds)

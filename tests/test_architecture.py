@@ -14,7 +14,7 @@ import pseudolangevin
 ROOT = Path(pseudolangevin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
-    {"types", "threefry", "normals", "trees", "flat", "compensated", "checks", "idx", "patterns"},
+    {"types", "threefry", "normals", "trees", "flat", "compensated", "checks", "idx", "patterns", "signs"},
     {"data", "models", "masses", "integrator", "kernels", "dense", "fashion"},
     {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments", "streamed"},
     {"samplers", "observables"},

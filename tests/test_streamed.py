@@ -20,6 +20,8 @@ def stored(kind: str, array: Any, path: Path) -> Any:
     array = np.asarray(array)
     if kind == "memory":
         return array
+    if kind == "signs":
+        return pl.Signs.of(array)
     if kind == "file":
         np.save(path, array)
         return np.load(path.with_suffix(".npy"), mmap_mode="r")
@@ -63,7 +65,7 @@ def on_device(small_task: SmallTask) -> dict[str, pl.Result]:
 @pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize(
     ("kinds", "name"),
-    [(("memory", "memory"), "pseudo_langevin"), (("zarr", "file"), "pseudo_langevin"), (("memory", "memory"), "adam")],
+    [(("signs", "memory"), "pseudo_langevin"), (("zarr", "file"), "pseudo_langevin"), (("memory", "memory"), "adam")],
 )
 def test_the_same_chains(
     small_task: SmallTask, on_device: dict, tmp_path: Path, kinds: tuple[str, str], name: str
@@ -83,6 +85,35 @@ def test_the_same_examples(small_task: SmallTask, tmp_path: Path, kind: str) -> 
     indices = np.array([[999, 0], [5, 999]])
     for got, array in zip(pl.StreamedDataset(*arrays).fetch(indices), small_task.train.batch, strict=True):
         np.testing.assert_array_equal(got, np.asarray(array)[indices])
+
+
+@pytest.mark.parametrize("num_components", [5, 16, 20])
+def test_signs_are_unpacked_as_they_were(num_components: int) -> None:
+    inputs = np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (30, num_components))
+    dataset = pl.StreamedDataset(pl.Signs.of(inputs), np.arange(30))
+    assert dataset.inputs.bits.nbytes == 30 * -(-num_components // 8)
+    assert dataset.bytes_per_example == num_components + 4
+    indices = np.array([[29, 0], [5, 29]])
+    np.testing.assert_array_equal(jax.jit(dataset.take)(indices)[0], inputs[indices])
+    np.testing.assert_array_equal(
+        dataset.join_parts(jax.device_put(dataset.fetch_in_parts(indices[None])))[0][0], inputs[indices]
+    )
+    np.testing.assert_array_equal(dataset.head(7).inputs, inputs[:7])
+    np.testing.assert_array_equal(dataset.inputs[3], inputs[3])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pl.Signs.of(np.array([[1, 0]])), r"other values than \+1 and −1"),
+        (lambda: pl.Signs.of(np.ones(3)), r"\(3,\); signs are packed from"),
+        (lambda: pl.Signs(np.zeros((4, 2), np.uint8), 20), r"shape \(4, 2\).*20 components need uint8 of shape .*3\)"),
+        (lambda: pl.Signs(np.zeros((4, 3), np.int8), 20), "dtype int8"),
+    ],
+)
+def test_bits_that_are_no_signs_are_refused(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_exact_samplers_fetch_as_they_go(small_task: SmallTask) -> None:

@@ -13,6 +13,7 @@ from .samplers.adam import adam, best_weights
 from .samplers.base import Sampler
 from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
+from .signs import Signs
 from .streamed import StreamedDataset
 from .subset import Subset, subset
 from .temperature import TemperatureRange, find_temperature
@@ -30,6 +31,7 @@ __all__ = [
     "Potential",
     "Result",
     "Sampler",
+    "Signs",
     "Status",
     "StreamedDataset",
     "Subset",

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .data import Dataset, check_lengths
+from .signs import Signs, unpack
 from .types import Array, Batch
 
 ALIGNMENT = 64
@@ -28,8 +29,9 @@ PART_BYTES = 2**22
 class StreamedDataset(Dataset):
     """A data set that is not kept on the device.
 
-    `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, or pytrees of these. Everywhere
-    a `Dataset` is asked for, this one may be given, and the chains are the same. Mini-batches are fetched ahead.
+    `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, `Signs`, or pytrees of these.
+    Everywhere a `Dataset` is asked for, this one may be given, and the chains are the same. Mini-batches are fetched
+    ahead.
 
     Example:
         >>> dataset = StreamedDataset(np.ones((4, 3), np.int8), np.array([0, 1, 1, 0]))
@@ -44,18 +46,19 @@ class StreamedDataset(Dataset):
 
     def take(self, indices: Array) -> Batch:
         """The examples with these indices, fetched when the program comes to it."""
-        one = self.shapes(1)
-        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*indices.shape, *a.shape[1:]), a.dtype), one)
-        return jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims")
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((*indices.shape, *a.shape[1:]), a.dtype), self._sent_shapes
+        )
+        return self._arrived(jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims"))
 
     def chunk(self, start: Array, size: int) -> Batch:
         """`size` examples from `start` on."""
         return self.take(start + jnp.arange(size))
 
     def fetch(self, indices: Any) -> Batch:
-        """The examples with these indices, any shape of them, as NumPy arrays."""
+        """The examples with these indices, any shape of them, as NumPy arrays; signs as bits."""
         wanted = np.asarray(indices)
-        return jax.tree.map(lambda array, shape: _gather(array, wanted, shape.dtype), self.batch, self.shapes(1))
+        return jax.tree.map(lambda array, shape: _gather(array, wanted, shape.dtype), self._sent, self._sent_shapes)
 
     def fetch_in_parts(self, indices: np.ndarray) -> list[list[np.ndarray]]:
         """The examples with indices (chain, step, example), every array in parts along the steps; see `join_parts`.
@@ -63,7 +66,7 @@ class StreamedDataset(Dataset):
         Rows come from all over the memory and a thread mostly waits for it. So XLA's threads for CPUs gather them, all
         at once and without the interpreter; NumPy does where an array is not in memory as the device has it.
         """
-        num_parts = [self._num_parts(shape, indices.shape) for shape in jax.tree.leaves(self.shapes(1))]
+        num_parts = [self._num_parts(shape, indices.shape) for shape in jax.tree.leaves(self._sent_shapes)]
         if self._shared_with_cpu is None:
             gathered = jax.tree.leaves(self.fetch(indices))
             return [np.array_split(leaf, n, axis=1) for leaf, n in zip(gathered, num_parts, strict=True)]
@@ -73,7 +76,7 @@ class StreamedDataset(Dataset):
     def join_parts(self, parts: Sequence[Sequence[Array]]) -> Batch:
         """The batches of `fetch_in_parts`, on the device."""
         joined = [jnp.concatenate(list(leaf), axis=1) for leaf in parts]
-        return jax.tree.unflatten(jax.tree.structure(self.shapes(1)), joined)
+        return self._arrived(jax.tree.unflatten(jax.tree.structure(self._sent_shapes), joined))
 
     @staticmethod
     def _num_parts(shape: jax.ShapeDtypeStruct, indices: tuple[int, ...]) -> int:
@@ -84,7 +87,7 @@ class StreamedDataset(Dataset):
     def _shared_with_cpu(self) -> list[Array] | None:
         """The arrays as arrays of JAX for CPUs that share their memory; None where one cannot."""
         found = []
-        for array, shape in zip(jax.tree.leaves(self.batch), jax.tree.leaves(self.shapes(1)), strict=True):
+        for array, shape in zip(jax.tree.leaves(self._sent), jax.tree.leaves(self._sent_shapes), strict=True):
             if not isinstance(array, np.ndarray) or array.dtype != shape.dtype or not array.flags.c_contiguous:
                 return None
             if array.ctypes.data % ALIGNMENT:
@@ -95,12 +98,24 @@ class StreamedDataset(Dataset):
         return found
 
     def shapes(self, num_examples: int) -> Batch:
-        """Shapes and types of a batch of so many examples, as they arrive on the device."""
+        """Shapes and types of a batch of so many examples on the device."""
+        return _shapes(self.batch, num_examples)
 
-        def arriving(array: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((num_examples, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+    @cached_property
+    def _sent(self) -> Batch:
+        """The arrays that examples are gathered from."""
+        return jax.tree.map(lambda array: array.bits if isinstance(array, Signs) else array, self.batch)
 
-        return jax.tree.map(arriving, self.batch)
+    @cached_property
+    def _sent_shapes(self) -> Batch:
+        """Shapes and types of one example on its way."""
+        return _shapes(self._sent, 1)
+
+    def _arrived(self, batch: Batch) -> Batch:
+        """A batch that was sent, as it is used."""
+        return jax.tree.map(
+            lambda array, sent: unpack(sent, array.shape[1]) if isinstance(array, Signs) else sent, self.batch, batch
+        )
 
     def head(self, num_examples: int) -> Dataset:
         """The first examples, on the device: they are few."""
@@ -108,7 +123,7 @@ class StreamedDataset(Dataset):
 
     @property
     def bytes_per_example(self) -> int:
-        """What an example weighs on the way to the device."""
+        """What an example weighs on the device."""
         return sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(self.shapes(1)))
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
@@ -119,6 +134,15 @@ class StreamedDataset(Dataset):
     def tree_unflatten(cls, itself: Any, _: Any) -> StreamedDataset:
         """The object itself."""
         return itself.dataset
+
+
+def _shapes(arrays: Any, num_examples: int) -> Any:
+    """What a batch of so many rows of these arrays is for JAX, which has no 64-bit numbers unless asked."""
+
+    def shape(array: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_examples, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+
+    return jax.tree.map(shape, arrays)
 
 
 class _Itself:

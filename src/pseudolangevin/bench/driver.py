@@ -125,7 +125,7 @@ def run(request: Request, *, json_path: Path | None = None, console: Console | N
 
 def _tasks(request: Request, absent: set[str]) -> list[tuple[dict[str, Any], float]]:
     """Tasks in order, with their share of the time."""
-    tasks: list[tuple[dict[str, Any], float]] = [({"task": "machine"}, 1.0)]
+    tasks: list[tuple[dict[str, Any], float]] = [({"task": "machine"}, 2.0)]
     for size in request.sizes:
         cases = _cases(request, with_blackjax=request.peers and "blackjax" not in absent)
         tasks.append(({"task": "steps", "num_weights": size, "cases": cases}, 6.0))
@@ -134,20 +134,16 @@ def _tasks(request: Request, absent: set[str]) -> list[tuple[dict[str, Any], flo
     if request.recording:
         tasks.append(({"task": "recording", "changes": request.recording_changes}, 4.0))
     if request.scaling:
-        tasks.append(({"task": "scaling", "largest": request.largest}, 6.0))
+        tasks.append(({"task": "scaling", "largest": request.largest}, 9.0))
     return tasks
 
 
 def _cases(request: Request, *, with_blackjax: bool) -> list[tuple[str, str, int]]:
-    """What is measured at one size: the first sampler and the peers first, all numbers of chains, then the rest."""
-    cases = []
-    for position, name in enumerate(request.samplers):
-        for num_chains in sorted(request.chains):
-            cases.append(((position > 0, num_chains, position), (OWN, name, num_chains)))
-            if position == 0 and with_blackjax:
-                names = ("sghmc", "sgld")
-                cases += [((False, num_chains, 1 + i), ("blackjax", n, num_chains)) for i, n in enumerate(names)]
-    return [case for _, case in sorted(cases)]
+    """What is measured at one size: the first sampler, then the peers, then the others; fewer chains first."""
+    counts = sorted(request.chains)
+    first, *others = [[(OWN, name, n) for n in counts] for name in request.samplers]
+    peers = [("blackjax", name, n) for n in counts for name in ("sghmc", "sgld")] if with_blackjax else []
+    return [*first, *peers, *(case for cases in zip(*others, strict=True) for case in cases)]
 
 
 def _results(task: dict[str, Any]) -> Iterator[tuple[str, Row]]:

@@ -33,9 +33,9 @@ class PeakMemory:
         self._before = _peak()[0]
 
     def since(self) -> dict[str, Any]:
-        """The peak if it rose since this was made, else None, and what kind of peak it is."""
+        """The peak if it rose since this was made, else None, its kind, and that of the process in any case."""
         peak, kind = _peak()
-        return {"peak_bytes": peak if peak > self._before else None, "peak_is": kind}
+        return {"peak_bytes": peak if peak > self._before else None, "peak_is": kind, "process_peak_bytes": peak}
 
 
 def _peak() -> tuple[int, str]:

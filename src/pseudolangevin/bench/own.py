@@ -166,7 +166,7 @@ def _refresh(
         chain.states = chain.states._replace(next_refresh=chain.states.step + 0)
         chain.apply(program)
 
-    seconds = time_blocks(refresh, deadline, warm_up=0).median
+    seconds = time_blocks(refresh, deadline).median  # the first loads the program
     base, longest = sampler.settings["refresh_every"], sampler.settings["max_refresh_interval"]
     return {
         "refresh_seconds": seconds,
