@@ -92,12 +92,10 @@ def test_signs_are_unpacked_as_they_were(num_components: int) -> None:
     inputs = np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (30, num_components))
     dataset = pl.StreamedDataset(pl.Signs.of(inputs), np.arange(30))
     assert dataset.inputs.bits.nbytes == 30 * -(-num_components // 8)
-    assert dataset.bytes_per_example == num_components + 4
+    assert dataset.bytes_per_example == -(-num_components // 8) + 4
     indices = np.array([[29, 0], [5, 29]])
     np.testing.assert_array_equal(jax.jit(dataset.take)(indices)[0], inputs[indices])
-    np.testing.assert_array_equal(
-        dataset.join_parts(jax.device_put(dataset.fetch_in_parts(indices[None])))[0][0], inputs[indices]
-    )
+    np.testing.assert_array_equal(dataset.arrived(dataset.fetch(indices))[0], inputs[indices])
     np.testing.assert_array_equal(dataset.head(7).inputs, inputs[:7])
     np.testing.assert_array_equal(dataset.inputs[3], inputs[3])
 
@@ -136,26 +134,16 @@ def test_wide_numbers_arrive_as_the_device_holds_them(small_task: SmallTask) -> 
     assert dataset.bytes_per_example == 20 * 4 + 4
 
 
-def aligned(array: np.ndarray, by: int) -> np.ndarray:
-    """The same array where its address is a multiple of 64 bytes, or so many bytes after one."""
-    memory = np.zeros(array.nbytes + 128, np.uint8)
-    start = -memory.ctypes.data % 64 + by
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
-@pytest.mark.parametrize("by", [0, 4])
-def test_parts_are_those_of_the_arrays_whether_or_not_their_memory_is_shared(monkeypatch, by):
+def test_a_block_is_fetched_in_parts_for_every_thread_and_none_is_large(monkeypatch):
     rng = np.random.default_rng(0)
     inputs, targets = rng.integers(-1, 2, (50, 20)).astype(np.int8), np.arange(50, dtype=np.int32)
-    dataset = pl.StreamedDataset(aligned(inputs, by), aligned(targets, by))
-    assert (dataset._shared_with_cpu is None) == (by > 0)
-    monkeypatch.setattr(streamed, "PART_BYTES", 300)
-    indices = rng.integers(0, 50, (2, 7, 5))
-    parts = dataset.fetch_in_parts(indices)
-    assert [len(leaf) for leaf in parts] == [5, 1]  # 1400 bytes, 280 bytes
-    joined = dataset.join_parts(jax.device_put(parts))
+    dataset = pl.StreamedDataset(inputs, targets)
+    indices = rng.integers(0, 50, (2, 9, 5))
+    assert dataset.part_lengths(*indices.shape) == [3, 2, 2, 2]
+    monkeypatch.setattr(streamed, "PART_BYTES", 300)  # a step has 240
+    assert dataset.part_lengths(*indices.shape) == [2, 1, 1, 1, 1, 1, 1, 1]
+    assert dataset.part_lengths(2, 3, 5) == [1, 1, 1]
+    joined = dataset.join_parts([dataset.fetch(indices[:, :4]), dataset.fetch(indices[:, 4:])])
     np.testing.assert_array_equal(joined[0], inputs[indices])
     np.testing.assert_array_equal(joined[1], targets[indices])
 

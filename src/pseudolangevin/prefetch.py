@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -19,14 +20,14 @@ import numpy as np
 
 from .samplers import base
 from .samplers.base import Kernel
-from .streamed import StreamedDataset
-from .types import Array, Key
+from .streamed import THREADS, StreamedDataset
+from .types import Array, Batch, Key
 
 BLOCK_BYTES = 2**24
 """Examples of one block."""
 AHEAD = 3
 """Blocks on their way while one is in use: gathered by the host, sent, waiting on the device."""
-MAX_BLOCK_STEPS = 256
+MAX_BLOCK_STEPS = 128
 MAX_BLOCKS = 64
 """Blocks whose indices are on the device at once."""
 
@@ -51,15 +52,22 @@ def _advance_blocks(kernel: Kernel, states: Any, dataset: StreamedDataset, lengt
     for wanted in indices:
         wanted.copy_to_host_async()
 
-    def fetch(wanted: Array) -> list[list[Array]]:
-        return jax.device_put(dataset.fetch_in_parts(np.asarray(wanted)))
+    def fetch(wanted: Array, first: int, last: int) -> Batch:
+        return jax.device_put(dataset.fetch(np.asarray(wanted)[:, first:last]))
 
-    with ThreadPoolExecutor(AHEAD) as pool:
-        coming = deque(pool.submit(fetch, indices.popleft()) for _ in range(min(AHEAD, len(indices))))
+    with ThreadPoolExecutor(THREADS) as pool:
+
+        def ask() -> list[Future[Batch]]:
+            wanted = indices.popleft()
+            ends = np.cumsum([0, *dataset.part_lengths(*wanted.shape)]).tolist()
+            return [pool.submit(fetch, wanted, first, last) for first, last in pairwise(ends)]
+
+        coming = deque(ask() for _ in range(min(AHEAD, len(indices))))
         while coming:
-            states = _advance(kernel, states, dataset, coming.popleft().result())
+            parts = [part.result() for part in coming.popleft()]
             if indices:
-                coming.append(pool.submit(fetch, indices.popleft()))
+                coming.append(ask())
+            states = _advance(kernel, states, dataset, parts)
     return states
 
 
@@ -72,6 +80,8 @@ def _indices(kernel: Kernel, keys: Key, first_step: Array, num_examples: int, nu
 
 
 @partial(jax.jit, static_argnames="kernel", donate_argnames="states")
-def _advance(kernel: Kernel, states: Any, dataset: StreamedDataset, parts: Sequence[Sequence[Array]]) -> Any:
+def _advance(kernel: Kernel, states: Any, dataset: StreamedDataset, parts: Sequence[Batch]) -> Any:
     batches = dataset.join_parts(parts)
-    return jax.vmap(lambda state, drawn: base.advance_with(kernel, state, dataset, drawn))(states, batches)
+    return jax.vmap(lambda state, sent: base.advance_with(kernel, state, dataset, sent, dataset.arrived))(
+        states, batches
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -19,8 +19,8 @@ from .data import Dataset, check_lengths
 from .signs import Signs, unpack
 from .types import Array, Batch
 
-ALIGNMENT = 64
-"""Of memory that JAX shares rather than copies, in bytes."""
+THREADS = 4
+"""That gather examples. More would be faster, and in the way of the one that launches the steps."""
 PART_BYTES = 2**22
 """A larger array is sent in parts: on an H200, 16 MiB go at 5 GB/s as one and at 37 GB/s in four."""
 
@@ -49,7 +49,7 @@ class StreamedDataset(Dataset):
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct((*indices.shape, *a.shape[1:]), a.dtype), self._sent_shapes
         )
-        return self._arrived(jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims"))
+        return self.arrived(jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims"))
 
     def chunk(self, start: Array, size: int) -> Batch:
         """`size` examples from `start` on."""
@@ -60,42 +60,18 @@ class StreamedDataset(Dataset):
         wanted = np.asarray(indices)
         return jax.tree.map(lambda array, shape: _gather(array, wanted, shape.dtype), self._sent, self._sent_shapes)
 
-    def fetch_in_parts(self, indices: np.ndarray) -> list[list[np.ndarray]]:
-        """The examples with indices (chain, step, example), every array in parts along the steps; see `join_parts`.
+    def part_lengths(self, num_chains: int, num_steps: int, batch_size: int) -> list[int]:
+        """Steps of each part that a block of mini-batches is fetched in: enough parts for every thread, and none large.
 
-        Rows come from all over the memory and a thread mostly waits for it. So XLA's threads for CPUs gather them, all
-        at once and without the interpreter; NumPy does where an array is not in memory as the device has it.
+        Rows come from all over the memory, and a thread mostly waits for it.
         """
-        num_parts = [self._num_parts(shape, indices.shape) for shape in jax.tree.leaves(self._sent_shapes)]
-        if self._shared_with_cpu is None:
-            gathered = jax.tree.leaves(self.fetch(indices))
-            return [np.array_split(leaf, n, axis=1) for leaf, n in zip(gathered, num_parts, strict=True)]
-        parts = _take(tuple(self._shared_with_cpu), jax.device_put(indices, _cpu()), tuple(num_parts))
-        return [[np.asarray(part) for part in leaf] for leaf in parts]
+        per_step = num_chains * batch_size * self.bytes_per_example
+        num_parts = min(num_steps, max(THREADS, -(-num_steps * per_step // PART_BYTES)))
+        return [len(part) for part in np.array_split(np.arange(num_steps), num_parts)]
 
-    def join_parts(self, parts: Sequence[Sequence[Array]]) -> Batch:
-        """The batches of `fetch_in_parts`, on the device."""
-        joined = [jnp.concatenate(list(leaf), axis=1) for leaf in parts]
-        return self._arrived(jax.tree.unflatten(jax.tree.structure(self._sent_shapes), joined))
-
-    @staticmethod
-    def _num_parts(shape: jax.ShapeDtypeStruct, indices: tuple[int, ...]) -> int:
-        size = math.prod(indices) * math.prod(shape.shape[1:]) * shape.dtype.itemsize
-        return max(1, min(indices[1], -(-size // PART_BYTES)))
-
-    @cached_property
-    def _shared_with_cpu(self) -> list[Array] | None:
-        """The arrays as arrays of JAX for CPUs that share their memory; None where one cannot."""
-        found = []
-        for array, shape in zip(jax.tree.leaves(self._sent), jax.tree.leaves(self._sent_shapes), strict=True):
-            if not isinstance(array, np.ndarray) or array.dtype != shape.dtype or not array.flags.c_contiguous:
-                return None
-            if array.ctypes.data % ALIGNMENT:
-                return None  # it would be copied, and it may be larger than the memory
-            found.append(jax.device_put(array, _cpu()))
-            if found[-1].unsafe_buffer_pointer() != array.ctypes.data:
-                return None
-        return found
+    def join_parts(self, parts: Sequence[Batch]) -> Batch:
+        """Parts of a block, (chain, step, example, …) each, fetched with `fetch`, as one; as they were sent."""
+        return jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
 
     def shapes(self, num_examples: int) -> Batch:
         """Shapes and types of a batch of so many examples on the device."""
@@ -111,7 +87,7 @@ class StreamedDataset(Dataset):
         """Shapes and types of one example on its way."""
         return _shapes(self._sent, 1)
 
-    def _arrived(self, batch: Batch) -> Batch:
+    def arrived(self, batch: Batch) -> Batch:
         """A batch that was sent, as it is used."""
         return jax.tree.map(
             lambda array, sent: unpack(sent, array.shape[1]) if isinstance(array, Signs) else sent, self.batch, batch
@@ -123,8 +99,8 @@ class StreamedDataset(Dataset):
 
     @property
     def bytes_per_example(self) -> int:
-        """What an example weighs on the device."""
-        return sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(self.shapes(1)))
+        """What an example weighs on its way."""
+        return sum(_bytes(shape) for shape in jax.tree.leaves(self._sent_shapes))
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
         """No children: nothing of it travels with the arguments of compiled functions."""
@@ -143,6 +119,10 @@ def _shapes(arrays: Any, num_examples: int) -> Any:
         return jax.ShapeDtypeStruct((num_examples, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
 
     return jax.tree.map(shape, arrays)
+
+
+def _bytes(shape: jax.ShapeDtypeStruct) -> int:
+    return shape.dtype.itemsize * math.prod(shape.shape)
 
 
 class _Itself:
@@ -166,16 +146,3 @@ def _gather(array: Any, indices: np.ndarray, dtype: Any) -> np.ndarray:
         different, back = np.unique(flat, return_inverse=True)
         out = np.asarray(array.oindex[different])[back].astype(dtype, copy=False)
     return out.reshape(*indices.shape, *array.shape[1:])
-
-
-def _cpu() -> jax.Device:
-    return jax.local_devices(backend="cpu")[0]
-
-
-@partial(jax.jit, static_argnames="num_parts")
-def _take(arrays: Sequence[Array], indices: Array, num_parts: Sequence[int]) -> list[list[Array]]:
-    """Examples (chain, step, example) of every array, in so many parts along the steps."""
-    return [
-        [jnp.take(array, part, axis=0, mode="clip") for part in jnp.array_split(indices, n, axis=1)]
-        for array, n in zip(arrays, num_parts, strict=True)
-    ]

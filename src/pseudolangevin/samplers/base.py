@@ -166,11 +166,16 @@ def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> S
     return _unless_broken(state, _unpack(kernel, state, steps[0]))
 
 
-def advance_with(kernel: Kernel, state: State, dataset: Dataset, batches: Batch) -> State:
-    """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`."""
+def advance_with(
+    kernel: Kernel, state: State, dataset: Dataset, batches: Batch, opened: Callable[[Batch], Batch]
+) -> State:
+    """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`.
+
+    A batch is `opened` when its step comes: until then it is kept as it was sent.
+    """
     step = _guarded(kernel, state)
     packed = _pack(kernel, state, dataset)
-    steps = lax.scan(lambda s, batch: (step(s, Drawn(batch, dataset)), None), packed, batches)
+    steps = lax.scan(lambda s, batch: (step(s, Drawn(opened(batch), dataset)), None), packed, batches)
     return _unless_broken(state, _unpack(kernel, state, steps[0]))
 
 
