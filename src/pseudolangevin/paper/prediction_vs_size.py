@@ -8,7 +8,8 @@ paper's Fig. 4): agreement says that it stays where pseudo-Langevin brought it, 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..samplers.langevin import pseudo_langevin
 from ..types import Weights
 from .results import Reproduction, Row, relative_difference, row
 from .spins import SpinTask, spin_task, trained_starts
+from .starts import thermal_start
 from .thermodynamics import METHODS, OBSERVABLES, published_value
 from .timed import sample_for
 
@@ -33,7 +35,7 @@ class Size:
 
     hidden_units: int
     epochs: int
-    """Adam before sampling; 0: from random weights."""
+    """Adam before sampling; 0: from the prior at a lower temperature, see `starts.thermal_start`."""
     num_chains: int
     langevin_steps: int
     record_every: int
@@ -44,15 +46,21 @@ class Size:
     warmup_moves: int
     hybrid_seconds: float
     chunk_size: int
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    """How often pL measures 𝒱 and whether masses follow it."""
     seed: int = 0
 
 
+FOLLOWING = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7, "reset_probability": 1.0}
+"""From the prior 𝒱 falls by orders of magnitude while the data are found."""
+COOLER = 0.3
+"""The prior is drawn at this share of T: at T = 1e-6 itself a chain of a million weights turned non-finite."""
 TEMPERATURE = {"paper": 1e-6, "smoke": 4e-4}
 SIZES = {
     "paper": (
-        Size(50, 5_000, 3, 300_000, 2_000, 25, 500, 20.0, 10, 25, 55_800),
-        Size(500, 5, 3, 150_000, 1_000, 40, 100, 10.0, 10, 35, 55_800),
-        Size(5_000, 0, 1, 20_000, 250, 40, 10, 5.0, 4, 50, 20_480),
+        Size(50, 5_000, 3, 300_000, 2_000, 20, 500, 20.0, 10, 20, 55_800),
+        Size(500, 5, 3, 150_000, 1_000, 30, 100, 10.0, 10, 25, 55_800),
+        Size(5_000, 0, 1, 20_480, 512, 35, 10, 5.0, 4, 30, 20_480, FOLLOWING),
     ),
     "smoke": (
         Size(3, 10, 2, 8_000, 100, 40, 50, 5.0, 20, 30, 8_565),
@@ -89,11 +97,11 @@ def reproduce(scale: str, out: Path) -> Reproduction:
 def compare(size: Size, temperature: float, out: Path) -> Comparison:
     """Equilibrate with pseudo-Langevin, then hand over to hybrid Monte Carlo."""
     task = spin_task(size.hidden_units)
-    sampler = pseudo_langevin(task.potential, task.train)
+    sampler = pseudo_langevin(task.potential, task.train, **size.pace)
     langevin = sample_for(
         size.langevin_seconds,
         sampler,
-        _starts(task, size, out),
+        _starts(task, size, temperature, out),
         temperatures=[temperature],
         num_chains=size.num_chains,
         record_every=size.record_every,
@@ -140,10 +148,13 @@ def compare(size: Size, temperature: float, out: Path) -> Comparison:
     return Comparison(task.num_weights, averages, record)
 
 
-def _starts(task: SpinTask, size: Size, out: Path) -> Weights:
+def _starts(task: SpinTask, size: Size, temperature: float, out: Path) -> Weights:
     if size.epochs == 0:
-        random = [task.network.init(jax.random.key(size.seed + i)) for i in range(size.num_chains)]
-        return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *random)
+        drawn = [
+            thermal_start(task.network, task.train, task.potential, COOLER * temperature, seed=size.seed + i)
+            for i in range(size.num_chains)
+        ]
+        return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *drawn)
     # The smallest network at paper scale starts as in `thermodynamics`.
     name = "thermodynamics-starts.npz" if size.epochs == 5_000 else f"starts-{size.hidden_units}.npz"
     return trained_starts(task, size.num_chains, epochs=size.epochs, seed=size.seed, cache=out / name)
