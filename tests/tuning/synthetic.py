@@ -44,5 +44,5 @@ def tried(coefficient: float, settings: dict[str, Any], bias: float = 0.01, mill
 
 def tuned(sampler: Sampler, candidates: list[Tried], temperature: float = 1e-3) -> Tuned:
     best = max((t for t in candidates if t.within_budget), key=lambda t: t.relative_diffusion)
-    weights = {"a": jnp.zeros((1, 1, 3))}
+    weights = {"a": jnp.ones((1, 1, 3))}
     return Tuned(sampler, temperature, 0.02, best, tuple(candidates), "full-batch sampling", ("a note",), 1.0, weights)

@@ -23,7 +23,7 @@ from ..samplers.hybrid import hybrid_monte_carlo
 from ..samplers.langevin import pseudo_langevin
 from ..types import Weights
 from .results import Reproduction, Row, relative_difference, row
-from .spins import SpinTask, spin_task, trained_starts
+from .spins import SpinTask, keep_end, spin_task, trained_starts
 from .starts import thermal_start
 from .thermodynamics import METHODS, OBSERVABLES, published_value
 from .timed import sample_for
@@ -108,6 +108,7 @@ def compare(size: Size, temperature: float, out: Path) -> Comparison:
         max_steps=size.langevin_steps,
         key=size.seed,
     )
+    keep_end(out, task, temperature, langevin.weights)
     hybrid = sample_for(
         size.hybrid_seconds,
         hybrid_monte_carlo(

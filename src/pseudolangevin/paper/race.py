@@ -19,7 +19,7 @@ from ..tuning.bench import segment_of
 from ..tuning.measure import Measured, measure
 from ..types import Weights
 from .results import Row
-from .spins import SpinTask, cached_start, quick_start, spin_task
+from .spins import SpinTask, cached_start, kept_end, quick_start, spin_task
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
@@ -47,9 +47,12 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def prepare(course: Course, out: Path) -> tuple[SpinTask, Weights, str]:
-    """The task, a trained start, and where it comes from."""
-    task = spin_task(course.hidden_units, num_train=course.num_train)
+def prepare(course: Course, out: Path, task: SpinTask | None = None) -> tuple[SpinTask, Weights, str]:
+    """The task, if it is not there already, a start, and where it comes from: the best that is found in `out`."""
+    task = task or spin_task(course.hidden_units, num_train=course.num_train)
+    end = kept_end(out, task, course.temperature)
+    if end is not None:
+        return task, end, "the end of a chain of thermodynamics or prediction-vs-size at this temperature"
     cache = out / "thermodynamics-starts.npz"
     try:
         start = cached_start(cache, task)

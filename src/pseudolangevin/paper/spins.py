@@ -147,12 +147,27 @@ def quick_start(
 
 
 def cached_start(cache: Path, task: SpinTask) -> Weights | None:
-    """The first of the starts that `thermodynamics` trained, where its file is there and fits."""
+    """The first chain's weights of a file, where it is there and fits: the starts that `thermodynamics` trained."""
     if not cache.exists():
         return None
     with np.load(cache, allow_pickle=False) as stored:
         num_starts = stored[stored.files[0]].shape[1]
     return jax.tree.map(lambda w: w[0, 0], _read(cache, task, num_starts))
+
+
+def keep_end(out: Path, task: SpinTask, temperature: float, weights: Weights) -> None:
+    """Write where a long chain at this temperature ended, leading axes (1, chain): a start for other studies."""
+    out.mkdir(parents=True, exist_ok=True)
+    np.savez(_end_of(out, task, temperature), *map(np.asarray, jax.tree.leaves(weights)))
+
+
+def kept_end(out: Path, task: SpinTask, temperature: float) -> Weights | None:
+    """One chain's weights at the end of a study at this temperature, where there was one."""
+    return cached_start(_end_of(out, task, temperature), task)
+
+
+def _end_of(out: Path, task: SpinTask, temperature: float) -> Path:
+    return out / f"end-{task.num_weights}-{temperature:g}.npz"
 
 
 def _read(cache: Path, task: SpinTask, num_starts: int) -> Weights:

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ from ..published import published_numbers
 from ..samplers.hybrid import hybrid_monte_carlo
 from ..samplers.langevin import pseudo_langevin
 from .results import Reproduction, Row, relative_difference, row
-from .spins import spin_task, trained_starts
+from .spins import keep_end, spin_task, trained_starts
 from .timed import sample_for
 
 OBSERVABLES = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
@@ -111,6 +112,9 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         max_steps=settings.langevin_steps,
         key=settings.seed,
     )
+    for index, temperature in enumerate(settings.temperatures):
+        ended = jax.tree.map(lambda w, i=index: w[i : i + 1], langevin.weights)
+        keep_end(out, task, temperature, ended)
     hybrid = sample_for(
         settings.hybrid_seconds,
         hybrid_monte_carlo(
