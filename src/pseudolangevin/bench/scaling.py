@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,16 +14,17 @@ from .clock import Deadline
 from .problem import Problem, nearest_size
 from .rows import Row, skipped
 
-FIRST, FACTOR = 1e5, 10 ** (1 / 3)
-"""Three sizes a decade, from 1e5 weights up."""
+FIRST, PER_DECADE = 1e5, 3
+"""From 1e5 weights up: every decade first, then the sizes between."""
 SAMPLER = "pseudo_langevin"
 BISECTIONS = 3
 
 
-def sizes(largest: float = 1e9) -> list[int]:
-    """Numbers of weights to try, in order."""
-    count = int(np.floor(np.log(largest / FIRST) / np.log(FACTOR) + 1e-9)) + 1
-    return [nearest_size(FIRST * FACTOR**k) for k in range(count)]
+def sizes(largest: float = 1e9) -> tuple[list[int], list[int]]:
+    """Numbers of weights to try: the decades, and those between."""
+    count = int(np.floor(PER_DECADE * np.log10(largest / FIRST) + 1e-9)) + 1
+    found = [nearest_size(FIRST * 10 ** (k / PER_DECADE)) for k in range(count)]
+    return found[::PER_DECADE], [size for k, size in enumerate(found) if k % PER_DECADE]
 
 
 def measure(
@@ -30,17 +32,16 @@ def measure(
 ) -> None:
     """One chain at growing sizes, until the memory or the time ends; then between the last that fits and the first
     that does not."""
-    fits, too_large = None, None
-    for size in sizes(largest):
+    fits, too_large = 0, math.inf
+    for size in [size for part in sizes(largest) for size in part]:
+        if size > too_large:
+            continue
         ended = _try(size, rates, deadline, emit)
         if ended == "time":
             return
-        if ended == "memory":
-            too_large = size
-            break
-        fits = size
+        fits, too_large = (max(fits, size), too_large) if ended is None else (fits, size)
     for _ in range(BISECTIONS):
-        if fits is None or too_large is None:
+        if not fits or math.isinf(too_large):
             return
         middle = nearest_size((fits * too_large) ** 0.5)
         ended = _try(middle, rates, deadline, emit)
