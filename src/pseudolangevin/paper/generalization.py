@@ -31,7 +31,7 @@ from ..samplers.langevin import pseudo_langevin
 from ..types import Array, Weights
 from .generalization_view import ADAM, OVERFITTED, RANDOM, THERMAL, Outcome, Phase, draw, rows_of
 from .results import Reproduction
-from .spins import SpinTask, living_starts, spin_task
+from .spins import SpinTask, keep_end, living_starts, spin_task
 from .starts import lively_starts, thermal_start
 from .timed import Budget, TimedRun, sample_for
 
@@ -100,7 +100,7 @@ SETTINGS = {
             Phase("1e-5", 1e-5, "1e-6", 6_144, 8, "equilibrium"),
             Phase("1e-4", 1e-4, "1e-5", 6_144, 8, "equilibrium"),
         ),
-        total_seconds=400,
+        total_seconds=420,
         paces={
             "published": Pace(4_000, 3),
             "literal": Pace(5_000, 0),
@@ -162,6 +162,8 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         else:
             run = _run(phase, chosen, ends[phase.start], task, settings, seconds, seed)
         ends[phase.name] = run.weights
+        if phase.temperature is not None and phase.start != RANDOM:
+            keep_end(out, task, phase.temperature, run.weights)
         outcomes.append(_outcome(phase, run, task, settings))
         recorded = asdict(settings) | {
             "num_weights": task.num_weights,

@@ -52,7 +52,7 @@ def prepare(course: Course, out: Path, task: SpinTask | None = None) -> tuple[Sp
     task = task or spin_task(course.hidden_units, num_train=course.num_train)
     end = kept_end(out, task, course.temperature)
     if end is not None:
-        return task, end, "the end of a chain of thermodynamics or prediction-vs-size at this temperature"
+        return task, end, "the end of a longer chain at this temperature, from another reproduction"
     cache = out / "thermodynamics-starts.npz"
     try:
         start = cached_start(cache, task)
