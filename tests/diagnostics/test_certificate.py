@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin.chains import Result
+from pseudolangevin.diagnostics.rendering import to_text
 from pseudolangevin.diagnostics.verdicts import Line, Verdict
 from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
@@ -166,6 +168,14 @@ def test_too_few_samples_are_undecided_and_say_how_many_more(correct_run):
     assert not certificate.passed
     open_lines = [line for line in certificate.lines if line.verdict is Verdict.UNDECIDED]
     assert all("more records" in line.message or "long is needed" in line.message for line in open_lines)
+    more = max(int(line.more_steps) for line in open_lines if line.more_steps < np.inf)
+    total = 60 * toy.RECORD_EVERY + more
+    assert certificate.advice == str(certificate).splitlines()[-1]
+    assert certificate.advice.startswith(f"undecided: about {more:,} more steps per chain, {total:,} in all")
+    assert "resume" not in str(certificate)  # nothing is known of a folder
+    last = to_text(certificate, folder=Path("runs/first")).splitlines()[-1]
+    assert f"more steps per chain; `pseudolangevin resume runs/first --steps {total}`" in last
+    assert "certificate(…, noise_draws=" in judged(correct_run, ks_tolerance=0.02).advice
     for num_draws in (1, 2, 5, 11):
         tiny = replace(correct_run, trace=correct_run.trace.isel(draw=slice(0, num_draws)))
         assert judged(tiny, noise_draws=0).verdict == "undecided"
@@ -242,6 +252,7 @@ def test_it_can_be_printed_and_stored(correct_run):
     certificate = judged(correct_run)
     text = str(certificate)
     assert "certificate passed" in text.splitlines()[-1]
+    assert certificate.advice == ""
     assert "kinetic temperature" in text
     stored = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
     assert stored["passed"] is True
