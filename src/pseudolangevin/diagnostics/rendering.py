@@ -47,16 +47,17 @@ def to_rich(certificate: Certificate, *, only_open: bool = False, folder: Path |
             line.message,
         )
     notes = [Text(f"note: {note}", "dim") for note in certificate.notes]
-    last = [
-        Text(text, STYLES[certificate.verdict]) for text in (summary(certificate), advice(certificate, folder)) if text
-    ]
+    style = STYLES[certificate.verdict]
+    last = [Text(summary(certificate), style)]
+    if text := advice(certificate, folder):
+        last.append(Text(text, style, no_wrap=True, overflow="ignore"))  # whole, to be copied
     return Group(*([table] if table.row_count else []), *notes, *last)
 
 
 def to_text(certificate: Certificate, *, width: int = 160, folder: Path | None = None) -> str:
     """The same as plain text."""
     stream = StringIO()
-    Console(file=stream, width=width, color_system=None).print(to_rich(certificate, folder=folder))
+    Console(file=stream, width=width, color_system=None).print(to_rich(certificate, folder=folder), crop=False)
     return "\n".join(row.rstrip() for row in stream.getvalue().splitlines())
 
 
@@ -90,9 +91,10 @@ def advice(certificate: Certificate, folder: Path | None = None) -> str:
         command = f"; `pseudolangevin resume {folder} --steps {total}`" if folder else f", {total:,} in all"
         parts.append(f"about {steps:,} more steps per chain{command}")
     if far := [line for line in lines if math.isinf(line.more_steps)]:
-        parts.append(f"a run more than {LARGEST_FACTOR} times as long for {_names(far)}")
+        longer = "longer still" if steps else f"a run more than {LARGEST_FACTOR} times as long"
+        parts.append(f"{longer} for {_names(far)}")
     if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
-        parts.append(f"certificate(…, noise_draws={certificate.length.noise_draws + draws})")
+        parts.append(f"more draws of noise: certificate(…, noise_draws={certificate.length.noise_draws + draws})")
     others = [line for line in lines if not (line.more_steps or line.more_draws)]
     parts += [f"{line.name}: {line.message}" for line in others[:1]]
     return f"undecided: {'; '.join(parts)}"
