@@ -19,6 +19,8 @@ from ..compilation import optimized
 from . import gaussian_toy as toy
 
 NUM_SEEDS = 20
+ENOUGH = toy.NUM_STEPS // 2
+"""Steps within which a wrong run shows."""
 
 
 def judged(result: Result, **settings) -> pl.Certificate:
@@ -114,13 +116,13 @@ def once_measured(**settings) -> pl.Sampler:
 
 def test_a_halved_variance_fails():
     sampler = toy.with_kernel(once_measured(temperature_ratio=0.1), HalvedVariance)
-    names = failed_names(judged(toy.run(sampler, temperatures=[toy.TEMPERATURE / 10])))
+    names = failed_names(judged(toy.run(sampler, num_steps=ENOUGH, temperatures=[toy.TEMPERATURE / 10])))
     assert {"kinetic temperature", "noise, misplaced energy", "noise, heat of wrong 𝒱"} <= names
 
 
 def test_noise_that_is_not_subtracted_fails():
     sampler = toy.with_kernel(once_measured(temperature_ratio=0.1), NoiseNotSubtracted)
-    result = toy.run(sampler, temperatures=[toy.TEMPERATURE / 10])
+    result = toy.run(sampler, num_steps=ENOUGH, temperatures=[toy.TEMPERATURE / 10])
     certificate = judged(result)
     assert {"kinetic temperature", "virial temperature"} <= failed_names(certificate)
     # The excess is the analytic (1 + c1²)·𝒯.
@@ -130,7 +132,7 @@ def test_noise_that_is_not_subtracted_fails():
 
 
 def test_masses_a_hundred_times_too_small_fail():
-    names = failed_names(judged(toy.run(toy.with_kernel(once_measured(), LightMasses))))
+    names = failed_names(judged(toy.run(toy.with_kernel(once_measured(), LightMasses), num_steps=ENOUGH)))
     assert {"temperature ratio, largest", "temperature ratio, 95 %", "kinetic temperature"} <= names
 
 
@@ -144,7 +146,7 @@ def test_a_gradient_scaled_by_nine_tenths_fails():
         return jax.tree.map(lambda g: 0.9 * g, oracle(key, weights, dataset))
 
     sampler = replace(sampler, kernel=replace(kernel, oracle=scaled))
-    assert "virial temperature" in failed_names(judged(toy.run(sampler)))
+    assert "virial temperature" in failed_names(judged(toy.run(sampler, num_steps=ENOUGH)))
 
 
 def test_a_chain_that_has_not_equilibrated_fails():
