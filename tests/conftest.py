@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
 from typing import NamedTuple
 
 # Most of the tests' time would be XLA's. Children inherit these settings; they must stand before JAX is imported.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # lowering need not say which line it came from
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more would spin against the other worker
+gc.set_threshold(100_000, 50, 50)  # tracing makes many objects and little garbage; looking for it took a tenth
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Below the folder of the process that started the workers; not shared, as entries are not written atomically.
     os.environ["JAX_COMPILATION_CACHE_DIR"] += os.sep + os.environ["PYTEST_XDIST_WORKER"]

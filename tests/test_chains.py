@@ -253,6 +253,15 @@ def walled_run(temperatures, num_steps=400):
     )
 
 
+def test_no_state_begins_with_a_weak_type():
+    """jnp.full(2, 0.5) leaves its type open and no step does: every program would be compiled once for each."""
+    sampler = walled_run([0.001], num_steps=10).sampler
+    weights = jnp.full(2, 0.5)
+    assert weights.aval.weak_type
+    states = chains.make_plan(sampler, temperatures=[0.001], num_chains=1, num_steps=10).init(weights, 0)
+    assert not any(leaf.aval.weak_type for leaf in jax.tree.leaves(states))
+
+
 def test_a_chain_that_turns_non_finite_is_stopped_and_the_others_go_on():
     with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 1.2 stopped by step \d+: .*non-finite") as caught:
         result = walled_run([1e-3, 1.2])

@@ -33,6 +33,13 @@ def test_print_config_is_ready_to_edit(capsys, tmp_path):
     (tmp_path / "run.toml").write_text(text)
     assert cli.run(["sample", str(tmp_path / "run.toml"), "--print-config"]) == 0
     assert capsys.readouterr().out == text
+    shorter = text.replace(f"\nnum_steps = {settings.num_steps} ", "\nnum_steps = 360 ")
+    assert config.parse(shorter).record_every == 9  # it follows, since only a comment states the default
+    assert config.parse(config.to_toml(settings).replace("record_every", "# record_every")) == settings
+    assert f"\n# record_every = {settings.record_every}\n" in text
+    assert "\nrecord_every = 90000\n" in config.to_toml(
+        config.parse("num_steps = 90000\nrecord_every = 90000"), to_edit=True
+    )
 
 
 @pytest.mark.parametrize(

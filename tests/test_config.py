@@ -98,6 +98,8 @@ def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
             "sampler.mass_floor, masses_per: not known to name = 'adam'; remove, or choose another name",
         ),
         ("sampler = 3", "sampler = 3: must be a table"),
+        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^\[sampelr\]: unknown section; did you mean \[sampler\]\?$"),
+        ("[wheels]\nround = true", r"^\[wheels\]: unknown section; known sections: \[task\], \[network\], "),
         ("num_steps = true", "num_steps = True: must be an integer"),
         ("num_steps = 250\nrecord_every = 200", "not a multiple of record_every = 200.*use num_steps = 400"),
         ("temperatures = [1e-5, -1.0]", r"temperatures = -1.0 is not positive; exp\(−U/T\) needs T > 0"),

@@ -343,6 +343,7 @@ def init(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> A
 
 @partial(jax.jit, static_argnames="kernel")
 def _init(kernel: Kernel, starts: Weights, temperatures: Array, keys: Key, dataset: Dataset) -> Any:
+    starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
     states = jax.vmap(kernel.init, in_axes=(0, 0, 0, None))(keys, starts, temperatures, dataset)
     return keep_in_place(states, dataset.mesh)
 

@@ -101,7 +101,7 @@ def sample(
         else config.parse("", overrides or (), folder=Path.cwd())
     )
     if print_config:
-        print(config.to_toml(settings), end="")
+        print(config.to_toml(settings, to_edit=True), end="")
         return DONE
     processes.join(coordinator, num_processes, process_id, distributed)
     return _report_outcome(runs.start(settings, out or _default_folder()))
@@ -139,6 +139,7 @@ def check(
     """Check that the samples can be trusted: exit 0 when the certificate holds, 1 when it does not."""
     from . import runs
     from .diagnostics.certificate import certificate
+    from .diagnostics.rendering import to_text
 
     result = runs.load(run_dir)
     if result.trace.sizes["draw"] == 0:
@@ -147,7 +148,7 @@ def check(
     if as_json:
         print(json.dumps(verdict.to_dict(), indent=2))
     else:
-        print(verdict)
+        print(to_text(verdict, folder=run_dir))
     return DONE if verdict.passed else FAILED
 
 

@@ -72,7 +72,7 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     console.print(f"  picture  {out / 'demo.png'}\n  report   {report}   (open it in a browser)", soft_wrap=True)
     console.print(
         f"  check    the certificate: {verdict.verdict}; line by line: .venv/bin/pseudolangevin check {out}\n"
-        "           (a few minutes are too short for one that passes; undecided lines say how much longer it takes)",
+        "           (a few minutes are too short for one that passes; its last line says how much longer it takes)",
         soft_wrap=True,
     )
     return 1 if outcome.stopped_chains else 0

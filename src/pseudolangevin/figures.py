@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from . import estimates
@@ -43,14 +44,16 @@ def summary_figure(
     panels = [(name, label) for name, label in _PANELS if name in trace]
     if not panels or trace.sizes["draw"] == 0:
         raise ValueError(f"trace holds none of {[name for name, _ in _PANELS]} or no records; nothing can be drawn")
-    figure = Figure(figsize=(4.1 * len(panels), 6.4), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # the default clips labels at the edge
+    figure = Figure(figsize=(4.3 * len(panels), 6.8), layout=layout)
     FigureCanvasAgg(figure)  # off screen, without touching pyplot's global state
     axes = figure.subplots(2, len(panels), squeeze=False)
     for column, (name, label) in enumerate(panels):
         _draw_averages(axes[0, column], name, label, trace, kept, published or [])
         _draw_traces(axes[1, column], name, label, trace, kept)
     axes[0, 0].legend(frameon=False, fontsize=9)
-    axes[1, 0].legend(frameon=False, fontsize=8, ncols=2 if trace.sizes["temperature"] > 4 else 1)
+    curves = axes[1, 0].get_legend_handles_labels()
+    figure.legend(*curves, loc="outside lower center", frameon=False, ncols=2 * len(panels))
     return figure
 
 

@@ -1,6 +1,7 @@
 """A potential on which everything is known: U = |w − x̄|²/2 with independent, Gaussian, constant gradient noise."""
 
 from dataclasses import fields, replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ RECORD_EVERY = 12
 NUM_STEPS = 12_000
 
 
+@cache
 def dataset() -> pl.Dataset:
     """Examples whose components have mean zero, variance one, and no correlation at all in the data set."""
     num_examples = NUM_WEIGHTS + 16

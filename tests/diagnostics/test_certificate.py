@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin.chains import Result
+from pseudolangevin.diagnostics.rendering import to_text
 from pseudolangevin.diagnostics.verdicts import Line, Verdict
 from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
@@ -17,6 +19,8 @@ from ..compilation import optimized
 from . import gaussian_toy as toy
 
 NUM_SEEDS = 20
+ENOUGH = toy.NUM_STEPS // 2
+"""Steps within which a wrong run shows."""
 
 
 def judged(result: Result, **settings) -> pl.Certificate:
@@ -112,13 +116,13 @@ def once_measured(**settings) -> pl.Sampler:
 
 def test_a_halved_variance_fails():
     sampler = toy.with_kernel(once_measured(temperature_ratio=0.1), HalvedVariance)
-    names = failed_names(judged(toy.run(sampler, temperatures=[toy.TEMPERATURE / 10])))
+    names = failed_names(judged(toy.run(sampler, num_steps=ENOUGH, temperatures=[toy.TEMPERATURE / 10])))
     assert {"kinetic temperature", "noise, misplaced energy", "noise, heat of wrong 𝒱"} <= names
 
 
 def test_noise_that_is_not_subtracted_fails():
     sampler = toy.with_kernel(once_measured(temperature_ratio=0.1), NoiseNotSubtracted)
-    result = toy.run(sampler, temperatures=[toy.TEMPERATURE / 10])
+    result = toy.run(sampler, num_steps=ENOUGH, temperatures=[toy.TEMPERATURE / 10])
     certificate = judged(result)
     assert {"kinetic temperature", "virial temperature"} <= failed_names(certificate)
     # The excess is the analytic (1 + c1²)·𝒯.
@@ -128,7 +132,7 @@ def test_noise_that_is_not_subtracted_fails():
 
 
 def test_masses_a_hundred_times_too_small_fail():
-    names = failed_names(judged(toy.run(toy.with_kernel(once_measured(), LightMasses))))
+    names = failed_names(judged(toy.run(toy.with_kernel(once_measured(), LightMasses), num_steps=ENOUGH)))
     assert {"temperature ratio, largest", "temperature ratio, 95 %", "kinetic temperature"} <= names
 
 
@@ -142,7 +146,7 @@ def test_a_gradient_scaled_by_nine_tenths_fails():
         return jax.tree.map(lambda g: 0.9 * g, oracle(key, weights, dataset))
 
     sampler = replace(sampler, kernel=replace(kernel, oracle=scaled))
-    assert "virial temperature" in failed_names(judged(toy.run(sampler)))
+    assert "virial temperature" in failed_names(judged(toy.run(sampler, num_steps=ENOUGH)))
 
 
 def test_a_chain_that_has_not_equilibrated_fails():
@@ -166,6 +170,14 @@ def test_too_few_samples_are_undecided_and_say_how_many_more(correct_run):
     assert not certificate.passed
     open_lines = [line for line in certificate.lines if line.verdict is Verdict.UNDECIDED]
     assert all("more records" in line.message or "long is needed" in line.message for line in open_lines)
+    more = max(int(line.more_steps) for line in open_lines if line.more_steps < np.inf)
+    total = 60 * toy.RECORD_EVERY + more
+    assert certificate.advice == str(certificate).splitlines()[-1]
+    assert certificate.advice.startswith(f"undecided: about {more:,} more steps per chain, {total:,} in all")
+    assert "resume" not in str(certificate)  # nothing is known of a folder
+    last = to_text(certificate, folder=Path("runs/first")).splitlines()[-1]
+    assert f"more steps per chain; `pseudolangevin resume runs/first --steps {total}`" in last
+    assert "certificate(…, noise_draws=" in judged(correct_run, ks_tolerance=0.02).advice
     for num_draws in (1, 2, 5, 11):
         tiny = replace(correct_run, trace=correct_run.trace.isel(draw=slice(0, num_draws)))
         assert judged(tiny, noise_draws=0).verdict == "undecided"
@@ -242,6 +254,7 @@ def test_it_can_be_printed_and_stored(correct_run):
     certificate = judged(correct_run)
     text = str(certificate)
     assert "certificate passed" in text.splitlines()[-1]
+    assert certificate.advice == ""
     assert "kinetic temperature" in text
     stored = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
     assert stored["passed"] is True

@@ -278,6 +278,8 @@ def test_displacement_of_a_random_walk() -> None:
     assert lags[0] == 200
     # 2050 components and two chains: a mean square of t from t·χ²/n, with starts that overlap.
     np.testing.assert_allclose(displacement, np.tile(lags / 200, (2, 1)), rtol=4 * math.sqrt(2 / 4100))
+    few = {name: leaf[:, :, :3] for name, leaf in leaves.items()}
+    assert mean_squared_displacement(steps[:3], few)[0].tolist() == [200, 400]  # one lag alone would be a dot
     assert mean_squared_displacement(steps[:2], {"w": leaves["layer1.bias"][:, :, :2]})[0].size == 0
 
 
@@ -301,6 +303,7 @@ def test_certificates_of_every_form() -> None:
     ]
     assert summary.lines[-1].expected == "1 ± 0.03"
     assert summary.lines[-1].where == "T = 10⁻⁵, chain 0"
+    assert "undecided: run on" in report_html(make_trace(), {}, make_certificate() | {"advice": "undecided: run on"})
     missing = summarize(None, "no noise")
     assert (missing.verdict, missing.reason) == ("unchecked", "no noise")
 

@@ -33,6 +33,9 @@ def test_three_panels_of_averages_above_three_of_traces(tmp_path: Path) -> None:
     drawn = [line.get_ydata() for line in figure.axes[0].get_lines()]
     assert any(np.isclose(np.asarray(values, float), 0.324912).any() for values in drawn if len(np.atleast_1d(values)))
     assert not np.array_equal(pixels(make_trace(), published), pixels(make_trace()))
+    edge = 3  # pixels: nothing touches the edge of the picture
+    page = pixels(make_trace(), published)[..., :3]
+    assert min(page[:edge].min(), page[-edge:].min(), page[:, :edge].min(), page[:, -edge:].min()) == 1.0
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 3), (40, 1, 5)])

@@ -119,6 +119,9 @@ def test_arviz_view(finished):
     assert view.posterior["loss"].dims == ("chain", "draw")
     assert np.array_equal(view.posterior["loss"], result.trace["loss"].sel(temperature=1e-3))
     assert "status" in view.sample_stats
+    assert "temperature_ratio" in view.sample_stats
+    assert {*view.posterior, *view.sample_stats} == {*result.trace}
+    assert not arviz.summary(view).isna().any(axis=None)
     assert to_arviz(result).posterior["loss"].sizes["temperature"] == 2
     with pytest.raises(ValueError, match="was not sampled"):
         to_arviz(result, 5e-3)

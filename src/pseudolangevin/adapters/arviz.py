@@ -13,12 +13,26 @@ from ..chains import Result
 from ..trees import named_leaves
 from ..types import Weights
 
+SAMPLED = (
+    "loss",
+    "potential",
+    "squared_norm",
+    "error",
+    "test_loss",
+    "test_error",
+    "kinetic_temperature",
+    "virial_temperature",
+    "layer_virial_temperature",
+)
+"""Functions of a chain's weights and momenta: what has a distribution to summarise."""
+
 
 def to_arviz(result: Result, temperature: float | None = None) -> Any:
     """The trace of a result for `arviz.summary`, `arviz.plot_trace` and the rest.
 
-    Observables such as `loss` and `squared_norm`, functions of the sampled weights, are the group `posterior`; counts
-    and flags such as `status` are `sample_stats`. For the weights themselves see `samples_to_arviz`.
+    Observables such as `loss` and `squared_norm`, functions of the sampled weights, are the group `posterior`; what the
+    sampler notes about itself, such as `status` and `temperature_ratio`, much of it constant, is `sample_stats`. For
+    the weights themselves see `samples_to_arviz`.
 
     Args:
         result: from `sample` or `load`.
@@ -26,11 +40,11 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
 
     Example:
         >>> import arviz  # doctest: +SKIP
-        >>> arviz.summary(to_arviz(result, 3e-5), var_names=["loss", "squared_norm"])  # doctest: +SKIP
+        >>> arviz.summary(to_arviz(result, 3e-5), round_to=4)  # doctest: +SKIP
     """
     trace = _at(result.trace, temperature)
-    floats = [name for name, values in trace.data_vars.items() if np.issubdtype(values.dtype, np.floating)]
-    return _as_arviz({"posterior": trace[floats], "sample_stats": trace.drop_vars(floats)})
+    sampled = [name for name in SAMPLED if name in trace]
+    return _as_arviz({"posterior": trace[sampled], "sample_stats": trace.drop_vars(sampled)})
 
 
 def samples_to_arviz(result: Result, temperature: float | None = None) -> Any:

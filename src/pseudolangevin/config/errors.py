@@ -54,6 +54,8 @@ def _line(detail: dict[str, Any]) -> str:
     kind, value = detail["type"], shorten(detail["input"])
     path = _without_tag(detail["loc"])
     key = _dotted(path)
+    if kind == "extra_forbidden" and isinstance(detail["input"], dict):
+        return _unknown_section(path)
     if kind == "extra_forbidden":
         return f"{key} = {value}: unknown key; {_suggestion(path, detail['loc'])}"
     if kind == "missing":
@@ -134,6 +136,15 @@ def _suggestion(path: tuple[int | str, ...], loc: tuple[int | str, ...]) -> str:
     if key in Settings.model_fields:
         return f"did you mean {key}, above the first [section]?"
     return f"remove it; known here: {', '.join(known)}"
+
+
+def _unknown_section(path: tuple[int | str, ...]) -> str:
+    """A table where none is known: its contents would only hide its name."""
+    sections = [name for name in known_keys() if name]
+    name = _dotted(path)
+    near = difflib.get_close_matches(name, sections, 1)
+    hint = f"did you mean [{near[0]}]?" if near else f"known sections: {', '.join(f'[{s}]' for s in sections)}"
+    return f"[{name}]: unknown section; {hint}"
 
 
 def known_keys() -> dict[str, set[str]]:

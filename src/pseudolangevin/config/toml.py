@@ -91,8 +91,14 @@ def _absolute_paths(data: dict[str, Any], folder: Path) -> None:
                 table[key] = str(folder / Path(table[key]).expanduser())
 
 
-def to_toml(settings: Settings) -> str:
-    """The effective configuration: every key with its value and meaning; a key that is unset is commented out."""
+def to_toml(settings: Settings, *, to_edit: bool = False) -> str:
+    """The effective configuration: every key with its value and meaning; a key that is unset is commented out.
+
+    Args:
+        settings: what to write.
+        to_edit: comment out `record_every` as well where it is the one that follows from `num_steps`, so that it
+            follows when `num_steps` is changed.
+    """
     lines = ["# A pseudolangevin run: `pseudolangevin sample THIS_FILE`", ""]
     tables: list[str] = []
     for name, field in type(settings).model_fields.items():
@@ -100,8 +106,19 @@ def to_toml(settings: Settings) -> str:
         if isinstance(value, BaseModel):
             tables += ["", f"[{name}]  # {field.description}", *_table(value)]
         else:
-            lines += _entry(name, value, field.description)
+            entry = _entry(name, value, field.description)
+            if to_edit and name == "record_every" and _follows(settings):
+                entry[-1] = f"# {entry[-1]}"
+            lines += entry
     return "\n".join(lines + tables) + "\n"
+
+
+def _follows(settings: Settings) -> bool:
+    """Whether `record_every` is what it would be if it were left out."""
+    try:
+        return Settings.model_validate({"num_steps": settings.num_steps}).record_every == settings.record_every
+    except ValidationError:
+        return False
 
 
 def _table(section: BaseModel) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -40,6 +40,8 @@ class Certificate:
     burn_in: float
     noise: tuple[NoiseHistogram, ...] = ()
     """The mini-batch noise that was drawn at the end of every chain."""
+    length: RunLength = field(default_factory=lambda: RunLength(0, 1))
+    """Of the run that was looked at."""
 
     @property
     def verdict(self) -> Verdict:
@@ -56,6 +58,11 @@ class Certificate:
         """The lines that count and failed."""
         return tuple(line for line in self.lines if line.required and line.verdict is Verdict.FAILED)
 
+    @property
+    def advice(self) -> str:
+        """What would decide an undecided certificate, in a line; empty for others."""
+        return rendering.advice(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for JSON; unknown numbers are None."""
 
@@ -71,6 +78,7 @@ class Certificate:
             "num_weights": self.num_weights,
             "burn_in": self.burn_in,
             "notes": list(self.notes),
+            "advice": self.advice,
             "lines": [{name: plain(value) for name, value in asdict(line).items()} for line in self.lines],
         }
 
@@ -133,7 +141,7 @@ def certificate(
     check_interval("burn_in", burn_in, 0.0, 0.95, "it is the share of the records to discard")
     check_integer("noise_draws", noise_draws, minimum=0)
     tolerances = Tolerances(tolerance, layer_tolerance, ks_tolerance, rhat_tolerance, ensemble_error)
-    run = _Run(result, tolerances, burn_in)
+    run = _Run(result, tolerances, burn_in, noise_draws)
     notes = []
     per_chain = [m for chain in run.chains() for m in chain_lines(chain, tolerances)]
     if not run.observes_everything:
@@ -155,13 +163,13 @@ def certificate(
     order = [run.label(t) for t in range(result.trace.sizes["temperature"])]
     lines.sort(key=lambda line: (order.index(line.temperature), line.chain is None, line.chain or 0))
     noise = tuple(run.histograms)
-    return Certificate(tuple(lines), tuple(notes), result.sampler.name, result.num_weights, burn_in, noise)
+    return Certificate(tuple(lines), tuple(notes), result.sampler.name, result.num_weights, burn_in, noise, run.length)
 
 
 class _Run:
     """A result seen by the certificate: retained draws, healthy chains, labels."""
 
-    def __init__(self, result: Result, tolerances: Tolerances, burn_in: float) -> None:
+    def __init__(self, result: Result, tolerances: Tolerances, burn_in: float, noise_draws: int) -> None:
         self._result = result
         self._tolerances = tolerances
         num_records = result.trace.sizes["draw"]
@@ -172,7 +180,7 @@ class _Run:
         self._warmup = kernel.warmup_moves if isinstance(kernel, HybridKernel) else 0
         first = max(first, int(np.sum(step <= self._warmup)))
         self._retained: xr.Dataset = result.trace.isel(draw=slice(first, None))
-        self.length = RunLength(num_records, int(step[0]))
+        self.length = RunLength(num_records, int(step[0]), noise_draws)
         layers = trees.layers(result.weights).values()
         self._layer_sizes = tuple(trees.num_weights(layer) // result.trace["status"][..., 0].size for layer in layers)
         self._healthy = result.trace["status"].isin(HEALTHY).all("draw").values
@@ -220,8 +228,9 @@ class _Run:
                 )
             if not num_draws:
                 message = f"all records are from the warm-up of {self._warmup} moves: run longer"
+                name, more = "retained draws", self.length.more_steps(self._warmup / self.length.num_steps + 1)
                 lines.append(
-                    Line("retained draws", self.label(t), None, 0.0, 0.0, 1.0, 0.0, Verdict.UNDECIDED, message)
+                    Line(name, self.label(t), None, 0.0, 0.0, 1.0, 0.0, Verdict.UNDECIDED, message, more_steps=more)
                 )
         return lines
 

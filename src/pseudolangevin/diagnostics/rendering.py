@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from .verdicts import Line, Verdict
+from .verdicts import LARGEST_FACTOR, Line, Verdict
 
 if TYPE_CHECKING:
     from .certificate import Certificate
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.UNDECIDED: "yellow"}
 
 
-def to_rich(certificate: Certificate, *, only_open: bool = False) -> Group:
+def to_rich(certificate: Certificate, *, only_open: bool = False, folder: Path | None = None) -> Group:
     """The certificate for a rich console.
 
     Args:
         certificate: what to show.
         only_open: leave out the lines that passed.
+        folder: of the run, where it has one; the last line then names the command that continues it.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("T", "chain", "line"):
@@ -45,13 +47,17 @@ def to_rich(certificate: Certificate, *, only_open: bool = False) -> Group:
             line.message,
         )
     notes = [Text(f"note: {note}", "dim") for note in certificate.notes]
-    return Group(*([table] if table.row_count else []), *notes, Text(summary(certificate), STYLES[certificate.verdict]))
+    style = STYLES[certificate.verdict]
+    last = [Text(summary(certificate), style)]
+    if text := advice(certificate, folder):
+        last.append(Text(text, style, no_wrap=True, overflow="ignore"))  # whole, to be copied
+    return Group(*([table] if table.row_count else []), *notes, *last)
 
 
-def to_text(certificate: Certificate, *, width: int = 160) -> str:
+def to_text(certificate: Certificate, *, width: int = 160, folder: Path | None = None) -> str:
     """The same as plain text."""
     stream = StringIO()
-    Console(file=stream, width=width, color_system=None).print(to_rich(certificate))
+    Console(file=stream, width=width, color_system=None).print(to_rich(certificate, folder=folder), crop=False)
     return "\n".join(row.rstrip() for row in stream.getvalue().splitlines())
 
 
@@ -66,6 +72,32 @@ def summary(certificate: Certificate) -> str:
         if named:
             parts.append(f"{verdict}: {_names(named)}")
     return "; ".join(parts)
+
+
+def advice(certificate: Certificate, folder: Path | None = None) -> str:
+    """What would decide an undecided certificate; empty for others.
+
+    Args:
+        certificate: what to decide.
+        folder: of the run, where it has one; the command that continues it is then named.
+    """
+    if certificate.verdict is not Verdict.UNDECIDED:
+        return ""
+    lines = [line for line in certificate.lines if line.required and line.verdict is Verdict.UNDECIDED]
+    parts = []
+    steps = max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0)
+    if steps:
+        total = certificate.length.num_steps + steps
+        command = f"; `pseudolangevin resume {folder} --steps {total}`" if folder else f", {total:,} in all"
+        parts.append(f"about {steps:,} more steps per chain{command}")
+    if far := [line for line in lines if math.isinf(line.more_steps)]:
+        longer = "longer still" if steps else f"a run more than {LARGEST_FACTOR} times as long"
+        parts.append(f"{longer} for {_names(far)}")
+    if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
+        parts.append(f"more draws of noise: certificate(…, noise_draws={certificate.length.noise_draws + draws})")
+    others = [line for line in lines if not (line.more_steps or line.more_draws)]
+    parts += [f"{line.name}: {line.message}" for line in others[:1]]
+    return f"undecided: {'; '.join(parts)}"
 
 
 def _names(lines: list[Line]) -> str:

@@ -40,6 +40,7 @@ def convergence_lines(
             0.0,
             Verdict.PASSED if enough else Verdict.UNDECIDED,
             "" if enough else length.more(factor),
+            more_steps=0.0 if enough else length.more_steps(factor),
         )
         if len(chains) > 1:
             yield _rhat_line(chains, title, temperature, tolerances.rhat, num_lines, length)
@@ -65,7 +66,9 @@ def _rhat_line(
             verdict, message = Verdict.FAILED, "chains disagree: each explores a region of its own; run longer"
     elif samples >= MIN_EFFECTIVE_SAMPLES and value - 1 <= tolerance:
         verdict, message = Verdict.PASSED, ""
-    return Line(f"R-hat of {title}", temperature, None, value, 0.0, 1.0, tolerance, verdict, message)
+    more_steps = length.more_steps(2.0) if verdict is Verdict.UNDECIDED else 0.0
+    name = f"R-hat of {title}"
+    return Line(name, temperature, None, value, 0.0, 1.0, tolerance, verdict, message, more_steps=more_steps)
 
 
 def ensemble_line(
@@ -88,21 +91,33 @@ def ensemble_line(
         return _no_overlap(name, check, temperatures, tolerances)
     off, error = abs(check.ratio - 1) - tolerances.temperature, check.standard_error
     message = f"{check.num_samples[0]:.0f} and {check.num_samples[1]:.0f} independent samples"
-    verdict = Verdict.UNDECIDED
+    verdict, factor = Verdict.UNDECIDED, 2.0
     if not math.isfinite(error):
-        message = f"{message}; {length.more(2 * MIN_SAMPLES / max(1.0, min(check.num_samples)))}"
+        factor = 2 * MIN_SAMPLES / max(1.0, min(check.num_samples))
     else:
         message = f"{check.deviation:+.1f} standard errors off; {message}"
         if off > error * stats.norm.isf(FALSE_ALARM / (2 * num_lines)):
             verdict = Verdict.FAILED
             message = f"{message}; the energies at the two temperatures are not both Boltzmann-distributed"
         elif error > tolerances.ensemble_error:
-            message = f"{message}; {length.more((error / tolerances.ensemble_error) ** 2)}"
+            factor = (error / tolerances.ensemble_error) ** 2
         elif off <= CONSISTENT * error:
             verdict = Verdict.PASSED
-        else:
-            message = f"{message}; {length.more(2.0)}"
-    return Line(name, temperatures[0], None, check.ratio, error, 1.0, tolerances.temperature, verdict, message)
+    more_steps = 0.0
+    if verdict is Verdict.UNDECIDED:
+        message, more_steps = f"{message}; {length.more(factor)}", length.more_steps(factor)
+    return Line(
+        name,
+        temperatures[0],
+        None,
+        check.ratio,
+        error,
+        1.0,
+        tolerances.temperature,
+        verdict,
+        message,
+        more_steps=more_steps,
+    )
 
 
 def _no_overlap(name: str, check: EnsembleCheck, temperatures: tuple[float, float], tolerances: Tolerances) -> Line:

@@ -70,6 +70,10 @@ class Line:
     message: str
     required: bool = True
     """False: the verdict does not count for the whole: for information, or because the check could not be made."""
+    more_steps: float = 0.0
+    """Steps of every chain that an undecided line still needs; infinite where the run is too short by far."""
+    more_draws: float = 0.0
+    """Draws of mini-batch noise that an undecided line still needs."""
 
     @property
     def passed(self) -> bool:
@@ -123,33 +127,48 @@ MARGIN = 1.3
 
 @dataclass(frozen=True)
 class RunLength:
-    """What turns a factor in samples into records and steps."""
+    """What turns a factor in samples into records and steps, or into draws of the mini-batch noise."""
 
     num_records: int
     steps_per_record: int
+    noise_draws: int = 0
 
-    def more(self, factor: float) -> str:
-        """How many more records a run needs to have `factor` times the samples.
+    @property
+    def num_steps(self) -> int:
+        """Steps of every chain so far."""
+        return self.num_records * self.steps_per_record
+
+    def more_steps(self, factor: float) -> float:
+        """How many more steps a run needs to have `factor` times the samples.
 
         The factor comes from few samples and is uncertain itself, so somewhat more is asked for.
         """
         if not factor <= LARGEST_FACTOR:
+            return math.inf
+        return max(1, math.ceil((MARGIN * factor - 1) * self.num_records)) * self.steps_per_record
+
+    def more(self, factor: float) -> str:
+        """The same in words."""
+        steps = self.more_steps(factor)
+        if math.isinf(steps):
             return f"a run more than {LARGEST_FACTOR} times as long is needed"
-        records = max(1, math.ceil((MARGIN * factor - 1) * self.num_records))
-        return f"about {records:,} more records ({records * self.steps_per_record:,} steps) are needed"
+        return f"about {steps // self.steps_per_record:,} more records ({steps:,} steps) are needed"
 
 
 def judge(measurement: Measurement, num_lines: int, length: RunLength) -> Line:
     """Apply the rule of this file to one of `num_lines` measurements."""
     verdict, factor = _verdict(measurement, num_lines)
     words = [measurement.comment] if measurement.comment else []
+    more_steps = more_draws = 0.0
     if verdict is Verdict.FAILED and measurement.remedy:
         words.append(measurement.remedy)
     if verdict is Verdict.UNDECIDED:
         if measurement.num_draws is None:
             words.append(f"about {min(factor, LARGEST_FACTOR):.1f} times as many draws are needed")
+            more_draws = (min(factor, LARGEST_FACTOR) - 1) * length.noise_draws
         else:
             words.append(length.more(factor))
+            more_steps = length.more_steps(factor)
     if not measurement.required:
         words.insert(0, "for information")
     return Line(
@@ -163,6 +182,8 @@ def judge(measurement: Measurement, num_lines: int, length: RunLength) -> Line:
         verdict,
         "; ".join(words),
         measurement.required,
+        more_steps,
+        more_draws,
     )
 
 

@@ -16,7 +16,8 @@ def mean_squared_displacement(
 ) -> tuple[np.ndarray, np.ndarray]:
     """⟨|w(t₀+t) − w(t₀)|²⟩/N against t, over all starts t₀ in the second half of the samples, and over chains.
 
-    Long displacements have few starts, so lags stop at half of the window. Of very many weights a random part is used.
+    Long displacements have few starts, so lags stop at half of the window; three samples give two lags all the same,
+    since one point alone shows no slope. Of very many weights a random part is used.
 
     Args:
         steps: the step of each kept draw.
@@ -38,7 +39,7 @@ def mean_squared_displacement(
         chosen = np.sort(np.random.default_rng(seed).choice(flat.shape[-1], MAX_COMPONENTS, replace=False))
         flat = flat[..., chosen]
     flat = flat.astype(np.float64)
-    lags = np.arange(1, max(2, len(steps) // 2 + 1))
+    lags = np.arange(1, max(3, len(steps) // 2 + 1))
     displacements = []
     for lag in lags:
         per_start = ((flat[:, :, lag:] - flat[:, :, :-lag]) ** 2).mean(axis=-1)

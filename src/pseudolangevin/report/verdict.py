@@ -36,6 +36,8 @@ class Summary:
     lines: list[Line]
     reason: str = ""
     notes: tuple[str, ...] = ()
+    advice: str = ""
+    """What would decide it, where it is undecided."""
 
     def count(self, verdict: Verdict) -> int:
         """Lines with this verdict."""
@@ -62,7 +64,8 @@ def summarize(certificate: Any, reason: str = "") -> Summary:
         return Summary("unchecked", [], reason or "No certificate was computed.")
     lines = [_line(line, order) for order, line in enumerate(_get(certificate, "lines") or [])]
     lines.sort(key=lambda line: _ORDER.index(line.verdict))
-    return Summary(_verdict(certificate), lines, notes=tuple(map(str, _get(certificate, "notes") or ())))
+    notes, advice = tuple(map(str, _get(certificate, "notes") or ())), str(_get(certificate, "advice") or "")
+    return Summary(_verdict(certificate), lines, notes=notes, advice=advice)
 
 
 def _get(thing: Any, name: str) -> Any:
