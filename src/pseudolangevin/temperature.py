@@ -8,8 +8,9 @@ transition if the loss shows one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,20 +22,37 @@ from .checks import check_integer, check_interval, check_positive
 from .data import Dataset
 from .layout import as_key, check_temperatures
 from .potential import Potential
-from .temperature_judgement import Judgement, judge
-from .temperature_scan import Leg, LegPlan, handed_on, hidden_names, hidden_variance, plan_legs, repeated, run_leg
+from .temperature_judgement import judge
+from .temperature_scan import (
+    MIN_OBSERVED,
+    Ladder,
+    Stay,
+    hidden_names,
+    hidden_variance,
+    make_ladder,
+    prior_temperature,
+    quench,
+    walk,
+)
 from .types import Key, Weights
 
-SPAN = 100.0
-"""The default grid ends so far above the coldest temperature that can relax within the budget, or at 10/P."""
-DEFAULT_EPOCHS = 100.0
-"""At N = 11 160, in one start, the minimum of 𝒱 stood out at 120 epochs, and not yet at 40."""
+DEFAULT_EPOCHS = 25.0
+"""About twice what Adam takes to its best point at N = 11 160."""
 MIN_EXAMPLES = 1e6
-"""Small data sets need more passes: measuring 𝒱 costs the same number of mini-batches."""
-COARSE = ("quench", "up", "up", "down")
-FINE = ("down", "up")
-FINE_SPAN = (0.35, 2.0)
-"""The refined grid in units of what the coarse one recommends."""
+"""Small data sets need more passes: a relaxation time is a number of examples."""
+QUENCH_SHARE = 0.1
+"""Of the budget, for the training that the chains start from."""
+SPAN = 16.0
+"""The hottest rung of the default ladder over the coldest, at least; and it ends no colder than `HOT`/P."""
+HOT = 8.0
+COLD = 0.1
+"""The default ladder goes no colder than this over P: what a larger budget has left is spent on a slower walk."""
+WIDER_THAN_TRAINED = 2.0
+"""Nor colder than the temperature at which |w|² of the prior is so many times that of the quenched weights."""
+RELAXATIONS = (1.0, 8.0)
+"""Of the walk down to the coldest rung, in relaxation times there: at least, and at most."""
+SMALLEST_STEP = 1.02
+"""Ladders that are tried for the budget differ by this factor."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +139,11 @@ def find_temperature(
     *,
     temperatures: Sequence[float] | None = None,
     num_temperatures: int = 8,
+    num_chains: int = 2,
     epochs: float | None = None,
     batch_size: int | None = None,
     temperature_ratio: float = 0.1,
-    tolerance: float = 1.25,
+    tolerance: float = 4.0,
     hidden_layers: Sequence[str] | None = None,
     key: Key | int = 0,
     progress: bool | None = False,
@@ -163,57 +182,70 @@ def find_temperature(
         >>> result = sample(sampler, found.weights, temperatures=[found.temperature], ...)  # doctest: +SKIP
     """
     check_integer("num_temperatures", num_temperatures, minimum=3, maximum=100)
+    check_integer("num_chains", num_chains, minimum=1)
     given = None if temperatures is None else _checked_grid(temperatures)
     epochs = max(DEFAULT_EPOCHS, MIN_EXAMPLES / dataset.num_examples) if epochs is None else epochs
     check_positive("epochs", epochs)
     check_interval("tolerance", tolerance, 1.01, 100, "it is a factor above the smallest 𝒱")
     potential.check(weights, dataset)
     hidden_names(list(trees.layers(weights)), hidden_layers)
-    chains_in_all = len(COARSE) * len(given or range(num_temperatures)) + len(FINE) * num_temperatures
-    plan = plan_legs(
-        potential,
-        dataset,
-        examples=epochs * dataset.num_examples / chains_in_all,
-        batch_size=batch_size,
-        temperature_ratio=temperature_ratio,
+    start_loss = float(potential.loss(weights, dataset.head(min(MIN_OBSERVED, dataset.num_examples)).batch))
+    quench_key, walk_key = jax.random.split(as_key(key))
+    budget = epochs * dataset.num_examples - MIN_OBSERVED
+    quenched, quench_cost = quench(
+        potential, dataset, weights, examples=QUENCH_SHARE * budget, key=quench_key, progress=progress
     )
-    coldest = plan.coldest(len(COARSE))
-    bayesian = 1 / dataset.num_examples
-    hottest = max(SPAN * coldest, 10 * bayesian)
-    grid = given or [float(t) for t in np.geomspace(coldest, hottest, num_temperatures)]
-    key = as_key(key)
-    start_loss = float(potential.loss(weights, dataset.head(plan.observed_examples).batch))
-
-    coarse = _legs(plan, COARSE, grid, repeated(weights, len(grid)), None, jax.random.fold_in(key, 0), progress)
-    curves = [_curve(coarse, weights, hidden_layers, stage=0)]
-    centre = _recommended(judge(curves[0], start_loss, coldest, tolerance), bayesian)
-    # Beside the coldest temperature of the coarse grid, not on it.
-    fine_low = max(FINE_SPAN[0] * centre, min(1.03 * coldest, centre))
-    fine_grid = [float(t) for t in np.geomspace(fine_low, FINE_SPAN[1] * centre, num_temperatures)]
-    fine = _legs(plan, FINE, fine_grid, None, coarse[-1], jax.random.fold_in(key, 1), progress)
-    curves.append(_curve(fine, weights, hidden_layers, stage=1))
-    curve = xr.concat(curves, "temperature").sortby("temperature")
+    coldest = WIDER_THAN_TRAINED * prior_temperature(potential, quenched)
+    ladder = _affordable(
+        (budget - quench_cost) / num_chains,
+        partial(make_ladder, potential, dataset, batch_size=batch_size, temperature_ratio=temperature_ratio),
+        _grids(coldest, num_temperatures, dataset.num_examples) if given is None else [np.asarray(given)],
+    )
+    starts = jax.tree.map(lambda w: np.broadcast_to(np.asarray(w), (num_chains, *w.shape)), quenched)
+    stays = list(walk(ladder, starts, walk_key, progress))
+    curve = _curve(stays, weights, hidden_layers)
     verdict = judge(curve, start_loss, coldest, tolerance)
-    recommended = _recommended(verdict, bayesian)
+    # Of two stays on a rung the last, on the way down.
+    nearest = min(reversed(stays), key=lambda stay: abs(np.log(stay.temperature / verdict.low)))
     return TemperatureRange(
-        temperature=recommended,
+        temperature=verdict.low,
         low=verdict.low,
         high=verdict.high,
         conclusive=verdict.conclusive,
         notes=verdict.notes,
         transition=verdict.transition,
-        bayesian_temperature=bayesian,
+        bayesian_temperature=1 / dataset.num_examples,
         hysteresis=verdict.hysteresis,
         curve=curve.assign(order_parameter=("temperature", verdict.order_parameter)),
-        cost=sum(leg.cost for leg in [*coarse, *fine]) + plan.observed_examples,
+        cost=MIN_OBSERVED + quench_cost + sum(stay.cost for stay in stays),
         num_examples=dataset.num_examples,
-        weights=jax.tree.map(lambda w: w[0], handed_on(fine[0], [recommended * (1 - 1e-3)], "down")),
+        weights=jax.tree.map(lambda w: w[0], nearest.weights),
     )
 
 
-def _recommended(verdict: Judgement, bayesian: float) -> float:
-    """The cold end of the range. Where the scan did not see it, nothing argues against 1/P unless that is too hot."""
-    return verdict.low if verdict.conclusive or bayesian > verdict.high else bayesian
+def _grids(coldest: float, num_temperatures: int, num_examples: int) -> list[np.ndarray]:
+    """Default temperatures, from the coldest that are worth a look to some that any budget can afford."""
+    cold = max(COLD, coldest * num_examples)
+    return [
+        np.geomspace(lowest, max(SPAN * lowest, HOT), num_temperatures) / num_examples
+        for lowest in _geometric(cold, 1e4 * cold)
+    ]
+
+
+def _affordable(examples: float, ladder_of: Callable[..., Ladder], grids: list[np.ndarray]) -> Ladder:
+    """The first grid, at the slowest pace that a chain can keep on so many examples; else the first that it can walk
+    at all, and of a single grid as much of it as there is time for."""
+    least, most = RELAXATIONS
+    slow = [(grids[0], pace) for pace in _geometric(least if grids[1:] else least / 1e3, most)[::-1]]
+    for grid, pace in [*slow, *((grid, least) for grid in grids[1:])]:
+        ladder = ladder_of(grid, relaxations=pace)
+        if ladder.cost <= examples:
+            break
+    return ladder
+
+
+def _geometric(low: float, high: float) -> list[float]:
+    return np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(SMALLEST_STEP))).tolist()
 
 
 def _checked_grid(temperatures: Sequence[float]) -> list[float]:
@@ -223,35 +255,19 @@ def _checked_grid(temperatures: Sequence[float]) -> list[float]:
     return grid
 
 
-def _legs(
-    plan: LegPlan,
-    directions: Sequence[Any],
-    grid: list[float],
-    starts: Weights | None,
-    before: Leg | None,
-    key: Key,
-    progress: bool | None,
-) -> list[Leg]:
-    """Legs one after another, each from where its neighbours ended in the one before."""
-    legs: list[Leg] = []
-    for number, direction in enumerate(directions):
-        previous = legs[-1] if legs else before
-        if previous is not None:
-            starts = handed_on(previous, grid, direction)
-        legs.append(run_leg(plan, direction, grid, starts, jax.random.fold_in(key, number), progress))
-    return legs
-
-
-def _curve(legs: list[Leg], weights: Weights, hidden_layers: Sequence[str] | None, stage: int) -> xr.Dataset:
-    """The last leg down and the leg up, with the order parameter and the heat capacity per weight."""
-    last = {leg.direction: leg.averages for leg in legs}
-    curve = xr.concat([last["down"], last["up"]], xr.Variable("direction", ["down", "up"]))
+def _curve(stays: list[Stay], weights: Weights, hidden_layers: Sequence[str] | None) -> xr.Dataset:
+    """The way down and the way up, with the order parameter and the heat capacity per weight."""
+    up = {stay.temperature: stay.averages for stay in stays if stay.direction == "up"}
+    down = up | {stay.temperature: stay.averages for stay in stays if stay.direction == "down"}
+    temperatures = xr.Variable("temperature", sorted(down))
+    ways = [xr.concat([way[t] for t in temperatures.values], temperatures) for way in (down, up)]
+    curve = xr.concat(ways, xr.Variable("direction", ["down", "up"]))
     variance = hidden_variance(curve["gradient_variance"].values, weights, hidden_layers)
     dimensions = ("direction", "temperature")
     curve = curve.drop_dims("layer").assign(gradient_variance=(dimensions, variance))
     slope = np.gradient(curve["potential"].values, curve["temperature"].values, axis=1)
     curve["heat_capacity"] = (dimensions, slope / trees.num_weights(weights))
-    return curve.assign_coords(stage=("temperature", np.full(curve.sizes["temperature"], stage)))
+    return curve
 
 
 def _plain(values: np.ndarray) -> list[Any]:
