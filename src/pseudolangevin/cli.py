@@ -182,7 +182,7 @@ def temperature(
     overrides: Overrides = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="100"),
+        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="25"),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -1,9 +1,9 @@
 """The intermediate temperatures, at which a network generalises best, from the training set alone.
 
-Below the transition (near T = 1/P in the cases studied) samples overfit; far above it they do not learn. The paper's
-order parameter is the mean 𝒱 of the hidden layers: it has a broad minimum over the intermediate temperatures, whose hot
-end carries more thermal noise than it must. So the recommended temperature is the cold end of that minimum, above the
-transition if the loss shows one.
+Below the transition (near T = 1/P in the cases studied) samples overfit; far above it they do not learn. Between,
+thermal noise and with it the test error grow with T. So the recommended temperature is the coldest one at which nothing
+speaks for overfitting: the paper's order parameter, the mean 𝒱 of the hidden layers, has not left its broad minimum,
+the loss does not jump, and weights of the prior are longer than those of a short training.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ WIDER_THAN_TRAINED = 2.0
 """Nor colder than the temperature at which |w|² of the prior is so many times that of the quenched weights."""
 RELAXATIONS = (1.0, 8.0)
 """Of the walk down to the coldest rung, in relaxation times there: at least, and at most."""
+REFINED_FROM = 2.0
+"""Where twice the least pace is affordable, half the budget goes to a second ladder about the cold end of the range."""
+FINE_SPAN = 2.0
+"""It reaches from the cold end over this to the cold end times this."""
+BESIDE = 1.01
+"""Its rungs are beside those of the first, not on them."""
 SMALLEST_STEP = 1.02
 """Ladders that are tried for the budget differ by this factor."""
 
@@ -60,13 +66,13 @@ class TemperatureRange:
     """The intermediate temperatures, and the curve that justifies them."""
 
     temperature: float
-    """Recommended: the cold end of the range; where the scan could not see it, the Bayesian temperature, unless that
-    is hotter than the range."""
+    """Recommended: the cold end of the range."""
     low: float
-    """Where the scan is inconclusive: the coldest temperature that could be judged."""
+    """The coldest temperature scanned, or where the scan saw overfitting begin."""
     high: float
+    """Where the loss has risen by 1 %, or 𝒱 left its minimum."""
     conclusive: bool
-    """False where the scan could not bracket the minimum of 𝒱 or nothing learned; `notes` say why and what to do."""
+    """False where nothing learned, or the loss did not rise with T; `notes` say why and what to do."""
     notes: tuple[str, ...]
     transition: float | None
     """Where the loss jumps: the temperature of a heat capacity above two per weight, if there is one."""
@@ -76,14 +82,14 @@ class TemperatureRange:
     """Largest |loss up − loss down|/loss down within the range."""
     curve: xr.Dataset
     """Dimensions (direction, temperature): loss, potential, squared_norm, error, `gradient_variance` (mean 𝒱 of the
-    hidden layers) and `heat_capacity` (dU/dT per weight), each averaged over the second half of a leg; and
-    `order_parameter` (temperature), the smoothed 𝒱 that is judged, NaN where a chain cannot be judged."""
+    hidden layers) and `heat_capacity` (dU/dT per weight), each averaged over a stay; and `order_parameter`
+    (temperature), the smoothed 𝒱 that is judged, NaN where it cannot be. `stage` is 1 for refined temperatures."""
     cost: int
     """Examples visited, measurements included."""
     num_examples: int
     """P."""
     weights: Weights
-    """Where the chain nearest above the recommended temperature ended: a start for sampling there."""
+    """Where a chain on the rung of the recommended temperature ended: a start for sampling there."""
 
     @property
     def epochs(self) -> float:
@@ -150,31 +156,34 @@ def find_temperature(
 ) -> TemperatureRange:
     """Find the temperatures at which samples generalise best, from the training set alone.
 
-    One chain per temperature, all in one program: a quench from `weights`, then legs up and down between neighbouring
-    temperatures, then the same on a finer grid about the cold end of the minimum of 𝒱 (see `temperature_scan`). The
-    range is where the mean 𝒱 of the hidden layers is within `tolerance` of its minimum; its cold end is raised above
-    the transition where the heat capacity shows one. No test or validation set is used.
+    A short training by Adam, then chains, all in one program, that walk up and down a ladder of temperatures (see
+    `temperature_scan`), and, where the budget has room for it, a finer one about the cold end of the range. The range
+    is where the mean 𝒱 of the hidden layers is within `tolerance` of its minimum, above the transition where the heat
+    capacity shows one, and ends where the loss has risen by 1 %. No test or validation set is used.
 
-    The scan is short. Below the transition overfitting takes far longer than a training, so a scan sees the metastable
-    branch that comes from high temperatures; the growth of 𝒱 on that branch is what it goes by. Temperatures too cold
-    to relax within the budget are not judged at all: a larger budget looks at colder ones.
+    The budget decides how cold the ladder begins: a chain relaxes in 1/(4·T·𝒯) examples. The scan is short: just below
+    the transition overfitting takes far longer than a training, and a scan follows the metastable state that still
+    generalises. So it does not look at temperatures where weights of the prior, N·T/λ each, are hardly longer than
+    those of the training: samples that generalise are near the prior.
 
     Args:
         potential: U.
         dataset: the training set.
         weights: random weights, such as `network.init(key)`; trained ones would hide what each temperature learns.
-        temperatures: the coarse grid; default: two decades or more, from the coldest temperature that can relax within
-            the budget (0.1/P for 100 epochs, in inverse proportion) to 10/P or beyond.
-        num_temperatures: chains of each grid (of the default coarse grid and the fine one).
-        epochs: the budget, in examples visited over P, measurements included; default: 100, or a million examples where
-            that is more. It is kept unless it is too small for 32 steps per leg; the cost is reported.
-        batch_size: examples per mini-batch; default: P/1000 or less, at least 16, so that measuring 𝒱 costs little.
+        temperatures: the rungs; default: from the coldest that the budget can afford to sixteen times that, or to 8/P.
+        num_temperatures: rungs of a default ladder, and of the finer one.
+        num_chains: chains that walk side by side; their averages are judged.
+        epochs: the budget, in examples visited over P, measurements included; default: 25, or a million examples where
+            that is more. It is kept unless it is too small for two stretches of 32 steps per rung; the cost is
+            reported.
+        batch_size: examples per mini-batch; default: small enough for the shortest rung to have two stretches.
         temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy: the loss is about 1 % too
             high at 0.1.
-        tolerance: how far above its minimum 𝒱 may be within the range.
+        tolerance: how far above its minimum 𝒱 may be within the range. Below the transition it is a hundred times the
+            minimum in the paper's largest network, and rises slowly above.
         hidden_layers: names of the layers whose 𝒱 counts; default: all but the last.
         key: random key, or an integer seed.
-        progress: show a progress bar for each leg.
+        progress: show a progress bar for each rung.
 
     Example:
         >>> found = find_temperature(potential, train, network.init(key))  # doctest: +SKIP
@@ -196,15 +205,25 @@ def find_temperature(
         potential, dataset, weights, examples=QUENCH_SHARE * budget, key=quench_key, progress=progress
     )
     coldest = WIDER_THAN_TRAINED * prior_temperature(potential, quenched)
-    ladder = _affordable(
-        (budget - quench_cost) / num_chains,
-        partial(make_ladder, potential, dataset, batch_size=batch_size, temperature_ratio=temperature_ratio),
-        _grids(coldest, num_temperatures, dataset.num_examples) if given is None else [np.asarray(given)],
-    )
+    examples = (budget - quench_cost) / num_chains
+    ladder_of = partial(make_ladder, potential, dataset, batch_size=batch_size, temperature_ratio=temperature_ratio)
+    grids = _grids(coldest, num_temperatures, dataset.num_examples) if given is None else [np.asarray(given)]
+    ladder = _affordable(examples, ladder_of, grids)
+    refined = ladder.relaxations >= REFINED_FROM
+    if refined:
+        ladder = _affordable(examples / 2, ladder_of, grids)
     starts = jax.tree.map(lambda w: np.broadcast_to(np.asarray(w), (num_chains, *w.shape)), quenched)
     stays = list(walk(ladder, starts, walk_key, progress))
-    curve = _curve(stays, weights, hidden_layers)
+    curve = _curve(stays, weights, hidden_layers, stage=0)
     verdict = judge(curve, start_loss, coldest, tolerance)
+    if refined:
+        low = max(verdict.low / FINE_SPAN, coldest, ladder.temperatures[0]) * BESIDE
+        fine_grid = np.geomspace(low, max(FINE_SPAN * verdict.low, 2 * low), num_temperatures)
+        ladder = _affordable(examples / 2, ladder_of, [fine_grid])
+        fine = list(walk(ladder, stays[-1].weights, jax.random.fold_in(walk_key, 1), progress))
+        curve = xr.concat([curve, _curve(fine, weights, hidden_layers, stage=1)], "temperature").sortby("temperature")
+        verdict = judge(curve, start_loss, coldest, tolerance)
+        stays += fine
     # Of two stays on a rung the last, on the way down.
     nearest = min(reversed(stays), key=lambda stay: abs(np.log(stay.temperature / verdict.low)))
     return TemperatureRange(
@@ -255,7 +274,7 @@ def _checked_grid(temperatures: Sequence[float]) -> list[float]:
     return grid
 
 
-def _curve(stays: list[Stay], weights: Weights, hidden_layers: Sequence[str] | None) -> xr.Dataset:
+def _curve(stays: list[Stay], weights: Weights, hidden_layers: Sequence[str] | None, stage: int) -> xr.Dataset:
     """The way down and the way up, with the order parameter and the heat capacity per weight."""
     up = {stay.temperature: stay.averages for stay in stays if stay.direction == "up"}
     down = up | {stay.temperature: stay.averages for stay in stays if stay.direction == "down"}
@@ -267,7 +286,7 @@ def _curve(stays: list[Stay], weights: Weights, hidden_layers: Sequence[str] | N
     curve = curve.drop_dims("layer").assign(gradient_variance=(dimensions, variance))
     slope = np.gradient(curve["potential"].values, curve["temperature"].values, axis=1)
     curve["heat_capacity"] = (dimensions, slope / trees.num_weights(weights))
-    return curve
+    return curve.assign_coords(stage=("temperature", np.full(curve.sizes["temperature"], stage)))
 
 
 def _plain(values: np.ndarray) -> list[Any]:

@@ -54,8 +54,9 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     if not usable.any():
         middle = float(np.sqrt(temperatures[0] * temperatures[-1]))
         note = (
-            "no chain can be judged (not finite, a class lost, or too cold to relax); raise epochs, start from other "
-            "random weights, use an identity output, or lower temperature_ratio"
+            "nothing can be judged (no chain stayed finite and kept its classes, or all temperatures are too cold for "
+            "weights near the prior); scan hotter ones, start from other random weights, use an identity output, or "
+            "lower temperature_ratio"
         )
         return Judgement(middle, middle, False, (note,), None, float("nan"), np.full(len(temperatures), np.nan))
     judged = temperatures[usable]
@@ -77,8 +78,8 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     num_dead = int(down["dead_class"].values.sum())
     if num_dead:
         notes.append(
-            f"{num_dead} of {len(temperatures)} chains lost a class (its score is the same for every example) and were "
-            "left out; other random weights, or an identity output, may keep it"
+            f"a class was lost at {num_dead} of {len(temperatures)} temperatures (its score is the same for every "
+            "example); other random weights, or an identity output, may keep it"
         )
     hysteresis = float(gaps.max()) if gaps.size else float("nan")
     order_parameter = np.full(len(temperatures), np.nan)

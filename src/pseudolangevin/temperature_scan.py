@@ -1,8 +1,8 @@
 """Scanning temperatures on a budget: chains walk a ladder of temperatures together, up and down again.
 
 They start from a short training on the coldest rung, climb to the hottest and come back: on the way up they are colder
-than their rung, on the way down hotter, and equilibrium is between; the difference is the hysteresis. A chain relaxes in
-τ = 1/(4·T·𝒯) examples, whatever the batch size, and a rung lasts a set share of its τ. So the walk down to T costs
+than their rung, on the way down hotter, and equilibrium is between; the difference is the hysteresis. A chain relaxes
+in τ = 1/(4·T·𝒯) examples, whatever the batch size, and a rung lasts a set share of its τ. So the walk down to T costs
 about τ(T), all hotter rungs included; in a grid of independent chains each would cost that. The cost is counted in
 examples whose loss or gradient was computed, measurements included.
 """
