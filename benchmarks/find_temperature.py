@@ -29,6 +29,7 @@ from pseudolangevin import chains, temperature_scan
 from pseudolangevin.paper.spins import HIDDEN_UNITS, spin_task
 
 LARGEST_TEST = 100_000
+MIN_RECORDS = 8
 SHARE_OF_BUDGET = 0.98
 REFERENCE = (0.1, 0.3, 1.01)
 """Colder than most scans look, in units of 1/P; not at a million weights."""
@@ -120,11 +121,11 @@ def equilibrium(case: Case, found: pl.TemperatureRange, seconds: float, ratio: f
         case.train,
         batch_size=max(64, num_examples // 100),
         temperature_ratio=ratio,
-        refresh_every=256,
-        max_refresh_interval=256,
+        refresh_every=64,
+        max_refresh_interval=64,
         warmup_refreshes=5,
         reset_probability=1.0,
-        variance_examples=16_384,
+        variance_examples=4_096,
         mass_floor=0.1,
     )
     plan = chains.make_plan(
@@ -139,9 +140,9 @@ def equilibrium(case: Case, found: pl.TemperatureRange, seconds: float, ratio: f
     began, records = time.perf_counter(), []
     for record in plan.run(plan.init(found.weights, 1), progress=False):
         records.append(record.observables)
-        if time.perf_counter() - began > seconds:
+        if time.perf_counter() - began > seconds and len(records) >= MIN_RECORDS:
             break
-    quarter = -(-len(records) // 4)
+    quarter = len(records) // 4
     kept = records[-2 * quarter :]
     mean = {name: np.mean([record[name] for record in kept], axis=0) for name in kept[0]}
     halves = [np.mean([record["test_error"] for record in part], axis=0) for part in (kept[:quarter], kept[quarter:])]

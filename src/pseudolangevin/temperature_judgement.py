@@ -45,8 +45,9 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     down, up = curve.sel(direction="down"), curve.sel(direction="up")
     temperatures = curve["temperature"].values
     healthy = curve.where(curve["healthy"] & (curve["gradient_variance"] > 0))
-    losses = healthy["loss"].mean("direction").values
-    variances = np.exp(np.log(healthy["gradient_variance"]).mean("direction").values)
+    # On the way up chains are still learning; on the way down they come from equilibrium.
+    losses = healthy["loss"].sel(direction="down").values
+    variances = np.exp(xr.apply_ufunc(np.log, healthy["gradient_variance"]).mean("direction").values)
     usable = np.isfinite(losses) & np.isfinite(variances) & (temperatures >= coldest * (1 - 1e-6))
     if usable.any():
         typical = float(np.quantile(losses[usable], 0.25))
@@ -73,7 +74,7 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     if not ends:
         notes.append("neither 𝒱 nor the loss rises up to the hottest temperature scanned: scan hotter ones")
     inside = (temperatures >= low * (1 - 1e-6)) & (temperatures <= high * (1 + 1e-6)) & usable
-    gaps = (np.abs(up["loss"] - down["loss"]) / down["loss"]).values[inside]
+    gaps = np.abs(up["loss"].values / down["loss"].values - 1)[inside]
     gaps = gaps[np.isfinite(gaps)]
     num_dead = int(down["dead_class"].values.sum())
     if num_dead:
@@ -111,15 +112,15 @@ def _noisy_above(temperatures: np.ndarray, losses: np.ndarray, low: float) -> fl
 
     On the side of the transition where samples generalise, test and training loss rise together.
     """
-    logs, smooth = np.log(temperatures), _smoothed(temperatures, losses)
-    here = float(np.interp(np.log(low), logs, smooth))
+    logs = np.log(temperatures)
+    here = float(np.interp(np.log(low), logs, losses))
     level = here + THERMAL_NOISE * abs(here)
-    beyond = np.flatnonzero((smooth > level) & (temperatures > low))
+    beyond = np.flatnonzero((losses > level) & (temperatures > low))
     if beyond.size == 0:
         return None
     first = beyond[0]
     inner = max(first - 1, 0)
-    share = (level - smooth[inner]) / (smooth[first] - smooth[inner]) if first > inner else 0.0
+    share = (level - losses[inner]) / (losses[first] - losses[inner]) if first > inner else 0.0
     return float(np.exp(logs[inner] + np.clip(share, 0, 1) * (logs[first] - logs[inner])))
 
 

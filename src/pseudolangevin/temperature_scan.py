@@ -81,7 +81,7 @@ class Ladder:
 def make_ladder(
     potential: Potential,
     dataset: Dataset,
-    temperatures: Sequence[float],
+    temperatures: Sequence[float] | np.ndarray,
     *,
     relaxations: float,
     batch_size: int | None,
