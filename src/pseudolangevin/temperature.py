@@ -47,6 +47,8 @@ SPAN = 16.0
 HOT = 8.0
 COLD = 0.1
 """The default ladder goes no colder than this over P: what a larger budget has left is spent on a slower walk."""
+WARM = 30.0
+"""It begins no hotter than this over P, however small the budget."""
 WIDER_THAN_TRAINED = 2.0
 """Nor colder than the temperature at which |w|² of the prior is so many times that of the quenched weights."""
 RELAXATIONS = (1.0, 8.0)
@@ -174,8 +176,7 @@ def find_temperature(
         num_temperatures: rungs of a default ladder, and of the finer one.
         num_chains: chains that walk side by side; their averages are judged.
         epochs: the budget, in examples visited over P, measurements included; default: 25, or a million examples where
-            that is more. It is kept unless it is too small for two stretches of 32 steps per rung; the cost is
-            reported.
+            that is more. It is kept unless it is too small even for a ladder that begins at 30/P; the cost is reported.
         batch_size: examples per mini-batch; default: small enough for the shortest rung to have two stretches.
         temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy: the loss is about 1 % too
             high at 0.1.
@@ -243,11 +244,11 @@ def find_temperature(
 
 
 def _grids(coldest: float, num_temperatures: int, num_examples: int) -> list[np.ndarray]:
-    """Default temperatures, from the coldest that are worth a look to some that any budget can afford."""
+    """Default temperatures, from the coldest that are worth a look to some that nearly any budget can afford."""
     cold = max(COLD, coldest * num_examples)
     return [
         np.geomspace(lowest, max(SPAN * lowest, HOT), num_temperatures) / num_examples
-        for lowest in _geometric(cold, 1e4 * cold)
+        for lowest in _geometric(cold, max(WARM, 2 * cold))
     ]
 
 
