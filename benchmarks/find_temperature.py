@@ -164,6 +164,15 @@ def equilibrium(case: Case, found: pl.TemperatureRange, seconds: float, ratio: f
     ]
 
 
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN: the averages of a chain that did not stay finite are null."""
+    if isinstance(value, dict):
+        return {name: without_nan(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
 def main() -> None:
     """Run one case and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -219,7 +228,7 @@ def main() -> None:
         "settings": {name: str(value) for name, value in vars(options).items()},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    options.out.write_text(json.dumps(without_nan(report), indent=1, allow_nan=False) + "\n")
     for row in rows:
         print(row)
     print({name: value for name, value in report.items() if name not in ("found", "long_chains", "adam")})
