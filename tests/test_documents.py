@@ -10,7 +10,7 @@ import pytest
 
 import pseudolangevin as pl
 from examples import bias_law, ensemble_uncertainty, find_temperature, geometry_of_solutions, train_by_sampling
-from pseudolangevin import config, runs, temperature_scan
+from pseudolangevin import config, runs
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -22,7 +22,6 @@ def _short(monkeypatch):
     """The same programs with fewer mini-batches in a certificate, and fewer temperatures in a search."""
     monkeypatch.setattr(pl, "certificate", partial(pl.certificate, noise_draws=20))
     monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, num_temperatures=3))
-    monkeypatch.setattr(temperature_scan, "WARMUP_REFRESHES", 0)  # segments of one length compile once
 
 
 def shortened(code: str) -> str:

@@ -3,16 +3,17 @@
 import json
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
 
 import pseudolangevin as pl
-from pseudolangevin import cli, temperature_scan
+from pseudolangevin import cli
 from pseudolangevin.predictions import ClassPredictions
 from pseudolangevin.temperature_figure import temperature_figure
 from pseudolangevin.temperature_judgement import judge
-from pseudolangevin.temperature_scan import Leg, handed_on, hidden_variance
+from pseudolangevin.temperature_scan import hidden_variance, make_ladder, prior_temperature, walk
 
 from .store.small_runs import SMALL_RUN
 from .test_cli import assert_one_clear_line
@@ -43,65 +44,107 @@ PUBLISHED = (
 """Equilibrium averages of the paper's largest network: test errors are within 0.0006 of the best from 2e-7 to 1e-6."""
 
 
+TOLERANCE = 4.0
+
+
 def test_the_published_curve_gives_a_temperature_that_generalises():
-    verdict = judge(curve(*PUBLISHED), start_loss=2.3, coldest=0.0, tolerance=1.25)
+    verdict = judge(curve(*PUBLISHED), start_loss=2.3, coldest=0.0, tolerance=TOLERANCE)
     assert verdict.conclusive
-    assert 2e-7 <= verdict.low <= 1e-6 <= verdict.high < 1e-4
+    assert 2e-7 <= verdict.low <= 1e-6
+    assert verdict.high <= 3e-6
 
 
 def test_the_range_stays_above_a_jump_of_the_loss():
     temperatures = np.geomspace(1e-7, 1e-5, 9)
     losses = np.where(temperatures < 6e-7, 0.05, 0.33)
     flat = np.full(9, 1e-10)
-    flat[[0, -1]] = 1e-8
-    jumping = judge(curve(temperatures, flat, losses, num_weights=1e5), 2.3, 0.0, 1.25)
-    smooth = judge(curve(temperatures, flat, np.full(9, 0.33), num_weights=1e5), 2.3, 0.0, 1.25)
+    jumping = judge(curve(temperatures, flat, losses, num_weights=1e5), 2.3, 0.0, TOLERANCE)
+    smooth = judge(curve(temperatures, flat, np.full(9, 0.33), num_weights=1e5), 2.3, 0.0, TOLERANCE)
     assert smooth.transition is None
-    assert jumping.transition is not None
-    assert smooth.low < 4e-7 < jumping.low == jumping.transition < 1.2e-6
+    assert smooth.low == temperatures[0]
+    assert smooth.notes[0].startswith("no overfitting")
+    assert jumping.low == jumping.transition
+    assert 4e-7 < jumping.low < 1.2e-6
 
 
-def test_chains_that_did_not_learn_froze_or_lost_a_class_do_not_count():
+def test_the_range_ends_where_thermal_noise_raises_the_loss():
     temperatures = np.geomspace(1e-6, 1e-3, 7)
-    variances = np.array([9.0, 3.0, 1.5, 1.0, 1.5, 3.0, 9.0])
+    verdict = judge(curve(temperatures, np.ones(7), 0.3 + 60 * temperatures), 2.3, 0.0, TOLERANCE)
+    assert verdict.conclusive
+    assert verdict.low == temperatures[0]
+    assert 2e-5 < verdict.high < 8e-5  # the loss is higher by a hundredth at 5e-5
+    flat = judge(curve(temperatures, np.ones(7), np.full(7, 0.3)), 2.3, 0.0, TOLERANCE)
+    assert not flat.conclusive
+    assert "scan hotter ones" in flat.notes[-1]
+
+
+def test_chains_that_did_not_learn_lost_a_class_or_are_too_cold_do_not_count():
+    temperatures = np.geomspace(1e-6, 1e-3, 7)
+    variances = np.array([90.0, 30.0, 2.0, 1.0, 2.0, 30.0, 90.0])
     losses = np.full(7, 0.3)
-    plain = judge(curve(temperatures, variances, losses), 2.3, 0.0, 1.25)
-    assert plain.low < temperatures[3] < plain.high
+    plain = judge(curve(temperatures, variances, losses), 2.3, 0.0, TOLERANCE)
+    assert temperatures[1] < plain.low < temperatures[3] < plain.high < temperatures[5]
     quiet = np.where(np.arange(7) == 6, 0.01, variances)
-    unlearned = judge(curve(temperatures, quiet, np.where(np.arange(7) == 6, 2.3, losses)), 2.3, 0.0, 1.25)
+    unlearned = judge(curve(temperatures, quiet, np.where(np.arange(7) == 6, 2.3, losses)), 2.3, 0.0, TOLERANCE)
     assert unlearned.high < temperatures[5]
-    frozen = judge(curve(temperatures, np.where(np.arange(7) == 0, 0.01, variances), losses), 2.3, 2e-6, 1.25)
-    assert frozen.low > temperatures[1]
-    lost = judge(curve(temperatures, np.where(np.arange(7) == 2, 0.01, variances), losses, dead=[2]), 2.3, 0.0, 1.25)
-    assert lost.low > temperatures[2]
-    assert any("lost a class" in note for note in lost.notes)
-
-
-def test_a_minimum_at_the_end_is_inconclusive_and_says_so():
-    temperatures = np.geomspace(1e-6, 1e-3, 7)
-    verdict = judge(curve(temperatures, np.geomspace(1, 100, 7), np.full(7, 0.3)), 2.3, 0.0, 1.25)
-    assert not verdict.conclusive
-    assert "raise epochs" in verdict.notes[0]
-    nothing = judge(curve(temperatures, np.ones(7), np.full(7, np.nan)), 2.3, 0.0, 1.25)
+    cold = judge(curve(temperatures, np.where(np.arange(7) == 0, 0.01, variances), losses), 2.3, 2e-6, TOLERANCE)
+    assert cold.low > temperatures[1]
+    lost = judge(
+        curve(temperatures, np.where(np.arange(7) == 1, 0.01, variances), losses, dead=[1]), 2.3, 0.0, TOLERANCE
+    )
+    assert lost.low > temperatures[1]
+    assert any("a class was lost" in note for note in lost.notes)
+    nothing = judge(curve(temperatures, np.ones(7), np.full(7, np.nan)), 2.3, 0.0, TOLERANCE)
     assert not nothing.conclusive
-    assert "no chain can be judged" in nothing.notes[0]
+    assert "nothing can be judged" in nothing.notes[0]
 
 
 def test_hysteresis_is_the_gap_within_the_range():
     temperatures = np.geomspace(1e-6, 1e-3, 7)
-    variances = [9.0, 3.0, 1.0, 1.0, 1.0, 3.0, 9.0]
-    up = np.array([0.9, 0.3, 0.3, 0.33, 0.3, 0.3, 0.9])
-    assert judge(curve(temperatures, variances, np.full(7, 0.3), up=up), 2.3, 0.0, 1.25).hysteresis == pytest.approx(
-        0.1
+    variances = [900.0, 300.0, 1.0, 1.0, 1.0, 300.0, 900.0]
+    up = np.array([0.9, 0.3, 0.3, 0.303, 0.3, 0.3, 0.9])
+    verdict = judge(curve(temperatures, variances, np.full(7, 0.3), up=up), 2.3, 0.0, TOLERANCE)
+    assert verdict.hysteresis == pytest.approx(0.01)
+
+
+def test_a_rung_lasts_in_proportion_to_its_relaxation_time(small_task):
+    ladder = make_ladder(
+        small_task.potential,
+        small_task.train,
+        np.geomspace(1e-3, 8e-3, 4),
+        relaxations=1024 / 156.25,
+        batch_size=None,
+        temperature_ratio=0.1,
     )
+    assert ladder.stretches == (16, 8, 4, 2)
+    assert [rung for _, rung in ladder.walk] == [0, 1, 2, 3, 2, 1, 0]
+    # On the hottest rung half of 6.55/(4·8e-3·0.1) = 2048 examples, in two stretches of 32 steps.
+    assert ladder.sampler.settings["batch_size"] == 16
+    assert ladder.cost_of(3) == 2 * (33 * 16 + 256) + 2 * 500
 
 
-def test_neighbours_hand_on_their_weights_past_those_that_failed():
-    healthy = xr.Dataset({"healthy": ("temperature", np.array([True, False, True, True]))})
-    leg = Leg("quench", np.array([1.0, 2.0, 4.0, 8.0]), healthy, np.arange(4.0), 0)
-    np.testing.assert_array_equal(handed_on(leg, [1.0, 2.0, 4.0, 8.0], "down"), [2, 2, 3, 3])
-    np.testing.assert_array_equal(handed_on(leg, [1.0, 2.0, 4.0, 8.0], "up"), [0, 0, 0, 2])
-    np.testing.assert_array_equal(handed_on(leg, [3.0, 5.0], "down"), [2, 3])
+def test_a_chain_that_fails_goes_on_from_where_it_came(small_task):
+    """At T = 1e5 no chain stays finite: neither its numbers nor its weights may reach the other rungs."""
+    ladder = make_ladder(
+        small_task.potential,
+        small_task.train,
+        [1e-3, 2e-3, 1e5],
+        relaxations=1e-6,
+        batch_size=16,
+        temperature_ratio=0.1,
+    )
+    starts = jax.tree.map(lambda w: np.stack([w, w]), small_task.weights)
+    stays = list(walk(ladder, starts, jax.random.key(0), False))
+    assert [bool(stay.averages["healthy"]) for stay in stays] == [True, True, False, True, True]
+    for before, after in zip(*(jax.tree.leaves(stay.weights) for stay in stays[1:3]), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_the_temperature_of_a_prior_as_long_as_the_weights(small_task):
+    """Weights of the size √(T·N/λ) give T back."""
+    stiffness = 5.0 / 364
+    long = jax.tree.map(lambda w: np.full(w.shape, np.sqrt(1e-3 / stiffness)), small_task.weights)
+    assert prior_temperature(small_task.potential, long) == pytest.approx(1e-3, rel=1e-5)
 
 
 def test_the_order_parameter_is_the_mean_over_hidden_weights():
@@ -113,22 +156,23 @@ def test_the_order_parameter_is_the_mean_over_hidden_weights():
         hidden_variance(values, weights, ["layer9"])
 
 
-EPOCHS = 150.0
+EPOCHS = 400.0
+"""Enough for a slow walk and a finer one."""
 
 
 @pytest.fixture(scope="module")
 def found(small_task):
     return pl.find_temperature(
-        small_task.potential, small_task.train, small_task.weights, epochs=EPOCHS, num_temperatures=5
+        small_task.potential, small_task.train, small_task.weights, epochs=EPOCHS, num_temperatures=5, batch_size=100
     )
 
 
 def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     assert found.bayesian_temperature == pytest.approx(1e-3)
     assert 0.6 * EPOCHS < found.epochs <= EPOCHS
-    seen = found.conclusive or found.bayesian_temperature > found.high
-    assert found.temperature == (found.low if seen else found.bayesian_temperature)
+    assert found.temperature == found.low <= found.high
     assert found.curve.sizes == {"direction": 2, "temperature": 10}
+    assert found.curve["stage"].values.sum() == 5
     judged = np.isfinite(found.curve["order_parameter"].values)
     assert judged.any()
     assert (np.diff(found.curve["temperature"]) > 0).all()
@@ -139,16 +183,6 @@ def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert stored["temperature"] == found.temperature
     assert len(stored["curve"]["loss"]["up"]) == 10
-
-
-def test_the_cost_counts_every_batch(found, small_task):
-    """Six legs of five chains, each with its steps, six measurements of 𝒱 with their momenta, and four records."""
-    plan = temperature_scan.plan_legs(
-        small_task.potential, small_task.train, examples=EPOCHS * 1_000 / 30, batch_size=None, temperature_ratio=0.1
-    )
-    batches = plan.num_steps + 6 * (temperature_scan.VARIANCE_BATCHES + 1)
-    assert plan.num_steps >= 32
-    assert found.cost == 30 * (16 * batches + 4 * 500) + 500
 
 
 def test_the_figure(found, tmp_path):

@@ -183,15 +183,15 @@ def temperature(
     overrides: Overrides = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="100"),
+        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="25"),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
     """Find the intermediate temperatures of a configuration, from the training set alone.
 
-    Data, network and potential are those of the file; its temperatures, sampler and start are not used. Exit 0 when the
-    range is bracketed, 1 when the scan is inconclusive (its notes say why).
+    Data, network and potential are those of the file; its temperatures, sampler and start are not used. Exit 0 when a
+    range is found, 1 when the scan is inconclusive (its notes say why).
     """
     from . import config
     from .config.build import build, naming

@@ -1,15 +1,16 @@
 """The intermediate temperatures, at which a network generalises best, from the training set alone.
 
-Below the transition (near T = 1/P in the cases studied) samples overfit; far above it they do not learn. The paper's
-order parameter is the mean 𝒱 of the hidden layers: it has a broad minimum over the intermediate temperatures, whose hot
-end carries more thermal noise than it must. So the recommended temperature is the cold end of that minimum, above the
-transition if the loss shows one.
+Below the transition (near T = 1/P in the cases studied) samples overfit; far above it they do not learn. Between,
+thermal noise and with it the test error grow with T. So the recommended temperature is the coldest one at which nothing
+speaks for overfitting: the paper's order parameter, the mean 𝒱 of the hidden layers, has not left its broad minimum,
+the loss does not jump, and weights of the prior are longer than those of a short training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,20 +22,45 @@ from .checks import check_integer, check_interval, check_positive
 from .data import Dataset
 from .layout import as_key, check_temperatures
 from .potential import Potential
-from .temperature_judgement import Judgement, judge
-from .temperature_scan import Leg, LegPlan, handed_on, hidden_names, hidden_variance, plan_legs, repeated, run_leg
+from .temperature_judgement import judge
+from .temperature_scan import (
+    MIN_OBSERVED,
+    Ladder,
+    Stay,
+    hidden_names,
+    hidden_variance,
+    make_ladder,
+    prior_temperature,
+    quench,
+    walk,
+)
 from .types import Key, Weights
 
-SPAN = 100.0
-"""The default grid ends so far above the coldest temperature that can relax within the budget, or at 10/P."""
-DEFAULT_EPOCHS = 100.0
-"""At N = 11 160, in one start, the minimum of 𝒱 stood out at 120 epochs, and not yet at 40."""
+DEFAULT_EPOCHS = 25.0
+"""About twice what Adam takes to its best point at N = 11 160."""
 MIN_EXAMPLES = 1e6
-"""Small data sets need more passes: measuring 𝒱 costs the same number of mini-batches."""
-COARSE = ("quench", "up", "up", "down")
-FINE = ("down", "up")
-FINE_SPAN = (0.35, 2.0)
-"""The refined grid in units of what the coarse one recommends."""
+"""Small data sets need more passes: a relaxation time is a number of examples."""
+QUENCH_SHARE = 0.1
+"""Of the budget, for the training that the chains start from."""
+SPAN = 16.0
+"""The hottest rung of the default ladder over the coldest, at least; and it ends no colder than `HOT`/P."""
+HOT = 8.0
+COLD = 0.1
+"""The default ladder goes no colder than this over P: what a larger budget has left is spent on a slower walk."""
+WARM = 30.0
+"""It begins no hotter than this over P, however small the budget."""
+WIDER_THAN_TRAINED = 2.0
+"""Nor colder than the temperature at which |w|² of the prior is so many times that of the quenched weights."""
+RELAXATIONS = (1.0, 8.0)
+"""Of the walk down to the coldest rung, in relaxation times there: at least, and at most."""
+REFINED_FROM = 2.0
+"""Where twice the least pace is affordable, half the budget goes to a second ladder about the cold end of the range."""
+FINE_SPAN = 2.0
+"""It reaches from the cold end over this to the cold end times this."""
+BESIDE = 1.01
+"""Its rungs are beside those of the first, not on them."""
+SMALLEST_STEP = 1.02
+"""Ladders that are tried for the budget differ by this factor."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +68,13 @@ class TemperatureRange:
     """The intermediate temperatures, and the curve that justifies them."""
 
     temperature: float
-    """Recommended: the cold end of the range; where the scan could not see it, the Bayesian temperature, unless that
-    is hotter than the range."""
+    """Recommended: the cold end of the range."""
     low: float
-    """Where the scan is inconclusive: the coldest temperature that could be judged."""
+    """The coldest temperature scanned, or where the scan saw overfitting begin."""
     high: float
+    """Where the loss has risen by 1 %, or 𝒱 left its minimum."""
     conclusive: bool
-    """False where the scan could not bracket the minimum of 𝒱 or nothing learned; `notes` say why and what to do."""
+    """False where nothing learned, or the loss did not rise with T; `notes` say why and what to do."""
     notes: tuple[str, ...]
     transition: float | None
     """Where the loss jumps: the temperature of a heat capacity above two per weight, if there is one."""
@@ -58,14 +84,14 @@ class TemperatureRange:
     """Largest |loss up − loss down|/loss down within the range."""
     curve: xr.Dataset
     """Dimensions (direction, temperature): loss, potential, squared_norm, error, `gradient_variance` (mean 𝒱 of the
-    hidden layers) and `heat_capacity` (dU/dT per weight), each averaged over the second half of a leg; and
-    `order_parameter` (temperature), the smoothed 𝒱 that is judged, NaN where a chain cannot be judged."""
+    hidden layers) and `heat_capacity` (dU/dT per weight), each averaged over a stay; and `order_parameter`
+    (temperature), the smoothed 𝒱 that is judged, NaN where it cannot be. `stage` is 1 for refined temperatures."""
     cost: int
     """Examples visited, measurements included."""
     num_examples: int
     """P."""
     weights: Weights
-    """Where the chain nearest above the recommended temperature ended: a start for sampling there."""
+    """Where a chain on the rung of the recommended temperature ended: a start for sampling there."""
 
     @property
     def epochs(self) -> float:
@@ -121,41 +147,44 @@ def find_temperature(
     *,
     temperatures: Sequence[float] | None = None,
     num_temperatures: int = 8,
+    num_chains: int = 2,
     epochs: float | None = None,
     batch_size: int | None = None,
     temperature_ratio: float = 0.1,
-    tolerance: float = 1.25,
+    tolerance: float = 4.0,
     hidden_layers: Sequence[str] | None = None,
     key: Key | int = 0,
     progress: bool | None = False,
 ) -> TemperatureRange:
     """Find the temperatures at which samples generalise best, from the training set alone.
 
-    One chain per temperature, all in one program: a quench from `weights`, then legs up and down between neighbouring
-    temperatures, then the same on a finer grid about the cold end of the minimum of 𝒱 (see `temperature_scan`). The
-    range is where the mean 𝒱 of the hidden layers is within `tolerance` of its minimum; its cold end is raised above
-    the transition where the heat capacity shows one. No test or validation set is used.
+    A short training by Adam, then chains, all in one program, that walk up and down a ladder of temperatures (see
+    `temperature_scan`), and, where the budget has room for it, a finer one about the cold end of the range. The range
+    is where the mean 𝒱 of the hidden layers is within `tolerance` of its minimum, above the transition where the heat
+    capacity shows one, and ends where the loss has risen by 1 %. No test or validation set is used.
 
-    The scan is short. Below the transition overfitting takes far longer than a training, so a scan sees the metastable
-    branch that comes from high temperatures; the growth of 𝒱 on that branch is what it goes by. Temperatures too cold
-    to relax within the budget are not judged at all: a larger budget looks at colder ones.
+    The budget decides how cold the ladder begins: a chain relaxes in 1/(4·T·𝒯) examples. The scan is short: just below
+    the transition overfitting takes far longer than a training, and a scan follows the metastable state that still
+    generalises. So it does not look at temperatures where weights of the prior, N·T/λ each, are hardly longer than
+    those of the training: samples that generalise are near the prior.
 
     Args:
         potential: U.
         dataset: the training set.
         weights: random weights, such as `network.init(key)`; trained ones would hide what each temperature learns.
-        temperatures: the coarse grid; default: two decades or more, from the coldest temperature that can relax within
-            the budget (0.1/P for 100 epochs, in inverse proportion) to 10/P or beyond.
-        num_temperatures: chains of each grid (of the default coarse grid and the fine one).
-        epochs: the budget, in examples visited over P, measurements included; default: 100, or a million examples where
-            that is more. It is kept unless it is too small for 32 steps per leg; the cost is reported.
-        batch_size: examples per mini-batch; default: P/1000 or less, at least 16, so that measuring 𝒱 costs little.
+        temperatures: the rungs; default: from the coldest that the budget can afford to sixteen times that, or to 8/P.
+        num_temperatures: rungs of a default ladder, and of the finer one.
+        num_chains: chains that walk side by side; their averages are judged.
+        epochs: the budget, in examples visited over P, measurements included; default: 25, or a million examples where
+            that is more. It is kept unless it is too small even for a ladder that begins at 30/P; the cost is reported.
+        batch_size: examples per mini-batch; default: small enough for the shortest rung to have two stretches.
         temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy: the loss is about 1 % too
             high at 0.1.
-        tolerance: how far above its minimum 𝒱 may be within the range.
+        tolerance: how far above its minimum 𝒱 may be within the range. Below the transition it is a hundred times the
+            minimum in the paper's largest network, and rises slowly above.
         hidden_layers: names of the layers whose 𝒱 counts; default: all but the last.
         key: random key, or an integer seed.
-        progress: show a progress bar for each leg.
+        progress: show a progress bar for each rung.
 
     Example:
         >>> found = find_temperature(potential, train, network.init(key))  # doctest: +SKIP
@@ -163,57 +192,80 @@ def find_temperature(
         >>> result = sample(sampler, found.weights, temperatures=[found.temperature], ...)  # doctest: +SKIP
     """
     check_integer("num_temperatures", num_temperatures, minimum=3, maximum=100)
+    check_integer("num_chains", num_chains, minimum=1)
     given = None if temperatures is None else _checked_grid(temperatures)
     epochs = max(DEFAULT_EPOCHS, MIN_EXAMPLES / dataset.num_examples) if epochs is None else epochs
     check_positive("epochs", epochs)
     check_interval("tolerance", tolerance, 1.01, 100, "it is a factor above the smallest 𝒱")
     potential.check(weights, dataset)
     hidden_names(list(trees.layers(weights)), hidden_layers)
-    chains_in_all = len(COARSE) * len(given or range(num_temperatures)) + len(FINE) * num_temperatures
-    plan = plan_legs(
-        potential,
-        dataset,
-        examples=epochs * dataset.num_examples / chains_in_all,
-        batch_size=batch_size,
-        temperature_ratio=temperature_ratio,
+    start_loss = float(potential.loss(weights, dataset.head(min(MIN_OBSERVED, dataset.num_examples)).batch))
+    quench_key, walk_key = jax.random.split(as_key(key))
+    budget = epochs * dataset.num_examples - MIN_OBSERVED
+    quenched, quench_cost = quench(
+        potential, dataset, weights, examples=QUENCH_SHARE * budget, key=quench_key, progress=progress
     )
-    coldest = plan.coldest(len(COARSE))
-    bayesian = 1 / dataset.num_examples
-    hottest = max(SPAN * coldest, 10 * bayesian)
-    grid = given or [float(t) for t in np.geomspace(coldest, hottest, num_temperatures)]
-    key = as_key(key)
-    start_loss = float(potential.loss(weights, dataset.head(plan.observed_examples).batch))
-
-    coarse = _legs(plan, COARSE, grid, repeated(weights, len(grid)), None, jax.random.fold_in(key, 0), progress)
-    curves = [_curve(coarse, weights, hidden_layers, stage=0)]
-    centre = _recommended(judge(curves[0], start_loss, coldest, tolerance), bayesian)
-    # Beside the coldest temperature of the coarse grid, not on it.
-    fine_low = max(FINE_SPAN[0] * centre, min(1.03 * coldest, centre))
-    fine_grid = [float(t) for t in np.geomspace(fine_low, FINE_SPAN[1] * centre, num_temperatures)]
-    fine = _legs(plan, FINE, fine_grid, None, coarse[-1], jax.random.fold_in(key, 1), progress)
-    curves.append(_curve(fine, weights, hidden_layers, stage=1))
-    curve = xr.concat(curves, "temperature").sortby("temperature")
+    coldest = WIDER_THAN_TRAINED * prior_temperature(potential, quenched)
+    examples = (budget - quench_cost) / num_chains
+    ladder_of = partial(make_ladder, potential, dataset, batch_size=batch_size, temperature_ratio=temperature_ratio)
+    grids = _grids(coldest, num_temperatures, dataset.num_examples) if given is None else [np.asarray(given)]
+    ladder = _affordable(examples, ladder_of, grids)
+    refined = ladder.relaxations >= REFINED_FROM
+    if refined:
+        ladder = _affordable(examples / 2, ladder_of, grids)
+    starts = jax.tree.map(lambda w: np.broadcast_to(np.asarray(w), (num_chains, *w.shape)), quenched)
+    stays = list(walk(ladder, starts, walk_key, progress))
+    curve = _curve(stays, weights, hidden_layers, stage=0)
     verdict = judge(curve, start_loss, coldest, tolerance)
-    recommended = _recommended(verdict, bayesian)
+    if refined:
+        low = max(verdict.low / FINE_SPAN, coldest, ladder.temperatures[0]) * BESIDE
+        fine_grid = np.geomspace(low, max(FINE_SPAN * verdict.low, 2 * low), num_temperatures)
+        ladder = _affordable(examples / 2, ladder_of, [fine_grid])
+        fine = list(walk(ladder, stays[-1].weights, jax.random.fold_in(walk_key, 1), progress))
+        curve = xr.concat([curve, _curve(fine, weights, hidden_layers, stage=1)], "temperature").sortby("temperature")
+        verdict = judge(curve, start_loss, coldest, tolerance)
+        stays += fine
+    # Of two stays on a rung the last, on the way down.
+    nearest = min(reversed(stays), key=lambda stay: abs(np.log(stay.temperature / verdict.low)))
     return TemperatureRange(
-        temperature=recommended,
+        temperature=verdict.low,
         low=verdict.low,
         high=verdict.high,
         conclusive=verdict.conclusive,
         notes=verdict.notes,
         transition=verdict.transition,
-        bayesian_temperature=bayesian,
+        bayesian_temperature=1 / dataset.num_examples,
         hysteresis=verdict.hysteresis,
         curve=curve.assign(order_parameter=("temperature", verdict.order_parameter)),
-        cost=sum(leg.cost for leg in [*coarse, *fine]) + plan.observed_examples,
+        cost=MIN_OBSERVED + quench_cost + sum(stay.cost for stay in stays),
         num_examples=dataset.num_examples,
-        weights=jax.tree.map(lambda w: w[0], handed_on(fine[0], [recommended * (1 - 1e-3)], "down")),
+        weights=jax.tree.map(lambda w: w[0], nearest.weights),
     )
 
 
-def _recommended(verdict: Judgement, bayesian: float) -> float:
-    """The cold end of the range. Where the scan did not see it, nothing argues against 1/P unless that is too hot."""
-    return verdict.low if verdict.conclusive or bayesian > verdict.high else bayesian
+def _grids(coldest: float, num_temperatures: int, num_examples: int) -> list[np.ndarray]:
+    """Default temperatures, from the coldest that are worth a look to some that nearly any budget can afford."""
+    cold = max(COLD, coldest * num_examples)
+    return [
+        np.geomspace(lowest, max(SPAN * lowest, HOT), num_temperatures) / num_examples
+        for lowest in _geometric(cold, max(WARM, 2 * cold))
+    ]
+
+
+def _affordable(examples: float, ladder_of: Callable[..., Ladder], grids: list[np.ndarray]) -> Ladder:
+    """The first grid, at the slowest pace that a chain can keep on so many examples; else the first that it can walk
+    at all, and of a single grid as much of it as there is time for."""
+    least, most = RELAXATIONS
+    slow = [(grids[0], pace) for pace in _geometric(least if grids[1:] else least / 1e3, most)[::-1]]
+    for grid, pace in [*slow, *((grid, least) for grid in grids[1:])]:
+        ladder = ladder_of(grid, relaxations=pace)
+        if ladder.cost <= examples:
+            break
+    return ladder
+
+
+def _geometric(low: float, high: float) -> list[float]:
+    return np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(SMALLEST_STEP))).tolist()
 
 
 def _checked_grid(temperatures: Sequence[float]) -> list[float]:
@@ -223,29 +275,13 @@ def _checked_grid(temperatures: Sequence[float]) -> list[float]:
     return grid
 
 
-def _legs(
-    plan: LegPlan,
-    directions: Sequence[Any],
-    grid: list[float],
-    starts: Weights | None,
-    before: Leg | None,
-    key: Key,
-    progress: bool | None,
-) -> list[Leg]:
-    """Legs one after another, each from where its neighbours ended in the one before."""
-    legs: list[Leg] = []
-    for number, direction in enumerate(directions):
-        previous = legs[-1] if legs else before
-        if previous is not None:
-            starts = handed_on(previous, grid, direction)
-        legs.append(run_leg(plan, direction, grid, starts, jax.random.fold_in(key, number), progress))
-    return legs
-
-
-def _curve(legs: list[Leg], weights: Weights, hidden_layers: Sequence[str] | None, stage: int) -> xr.Dataset:
-    """The last leg down and the leg up, with the order parameter and the heat capacity per weight."""
-    last = {leg.direction: leg.averages for leg in legs}
-    curve = xr.concat([last["down"], last["up"]], xr.Variable("direction", ["down", "up"]))
+def _curve(stays: list[Stay], weights: Weights, hidden_layers: Sequence[str] | None, stage: int) -> xr.Dataset:
+    """The way down and the way up, with the order parameter and the heat capacity per weight."""
+    up = {stay.temperature: stay.averages for stay in stays if stay.direction == "up"}
+    down = up | {stay.temperature: stay.averages for stay in stays if stay.direction == "down"}
+    temperatures = xr.Variable("temperature", sorted(down))
+    ways = [xr.concat([way[t] for t in temperatures.values], temperatures) for way in (down, up)]
+    curve = xr.concat(ways, xr.Variable("direction", ["down", "up"]))
     variance = hidden_variance(curve["gradient_variance"].values, weights, hidden_layers)
     dimensions = ("direction", "temperature")
     curve = curve.drop_dims("layer").assign(gradient_variance=(dimensions, variance))

@@ -13,7 +13,8 @@ Weights that have not learned may have a small 𝒱, too."""
 JUMP = 2.0
 """Heat capacity per weight that counts as a jump of the loss: independent harmonic weights have ½, and single chains
 scatter about it by as much again. The paper's largest network has 2.8 at its transition."""
-
+THERMAL_NOISE = 0.01
+"""The range ends where the loss is higher by this share than at its cold end."""
 SMOOTHING = 1.5
 """Width of the kernel that 𝒱 is smoothed with, as a factor of T."""
 
@@ -38,59 +39,59 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     Args:
         curve: dimensions (direction, temperature), sorted by temperature.
         start_loss: of the weights before the scan.
-        coldest: chains below it are frozen: what they show is not theirs.
+        coldest: temperatures below it are not judged.
         tolerance: factor.
     """
     down, up = curve.sel(direction="down"), curve.sel(direction="up")
     temperatures = curve["temperature"].values
-    losses, variances = down["loss"].values, down["gradient_variance"].values
-    usable = down["healthy"].values.astype(bool) & np.isfinite(losses) & (variances > 0)
-    usable &= temperatures >= coldest * (1 - 1e-6)
+    healthy = curve.where(curve["healthy"] & (curve["gradient_variance"] > 0))
+    # On the way up chains are still learning; on the way down they come from equilibrium.
+    losses = healthy["loss"].sel(direction="down").values
+    variances = np.exp(xr.apply_ufunc(np.log, healthy["gradient_variance"]).mean("direction").values)
+    usable = np.isfinite(losses) & np.isfinite(variances) & (temperatures >= coldest * (1 - 1e-6))
     if usable.any():
         typical = float(np.quantile(losses[usable], 0.25))
         usable &= losses <= max(typical, start_loss - LEARNED_SHARE * (start_loss - typical))
     if not usable.any():
         middle = float(np.sqrt(temperatures[0] * temperatures[-1]))
         note = (
-            "no chain can be judged (not finite, a class lost, or too cold to relax); raise epochs, start from other "
-            "random weights, use an identity output, or lower temperature_ratio"
+            "nothing can be judged (no chain stayed finite and kept its classes, or all temperatures are too cold for "
+            "weights near the prior); scan hotter ones, start from other random weights, use an identity output, or "
+            "lower temperature_ratio"
         )
         return Judgement(middle, middle, False, (note,), None, float("nan"), np.full(len(temperatures), np.nan))
     judged = temperatures[usable]
-    smooth = _smoothed(judged, variances[usable])
+    smooth = np.exp(_smoothed(judged, np.log(variances[usable])))
     notes = []
     low, high = _edge(judged, smooth, -1, tolerance), _edge(judged, smooth, +1, tolerance)
-    if low is None:
-        notes.append(
-            "𝒱 is near its minimum down to the coldest temperature that can relax; raise epochs to see colder ones"
-        )
-    if high is None and judged[-1] == temperatures[-1]:
-        notes.append("𝒱 stays near its minimum to the hottest temperature scanned; scan hotter ones")
-    conclusive = low is not None
-    low = float(judged[0]) if low is None else low
-    high = float(judged[-1]) if high is None else high
     transition = _transition(curve, usable & (temperatures <= judged[np.argmin(smooth)]))
-    if transition is not None and transition > low:
-        low = min(transition, high)
+    overfit = [t for t in (low, transition) if t is not None]
+    low = max([float(judged[0]), *overfit])
+    ends = [t for t in (high, _noisy_above(judged, losses[usable], low)) if t is not None]
+    high = max(low, min(ends, default=float(judged[-1])))
+    if not overfit:
+        notes.append("no overfitting down to the coldest temperature scanned: raise epochs to see colder ones")
+    if not ends:
+        notes.append("neither 𝒱 nor the loss rises up to the hottest temperature scanned: scan hotter ones")
     inside = (temperatures >= low * (1 - 1e-6)) & (temperatures <= high * (1 + 1e-6)) & usable
-    gaps = np.abs(up["loss"].values - losses)[inside] / losses[inside]
+    gaps = np.abs(up["loss"].values / down["loss"].values - 1)[inside]
     gaps = gaps[np.isfinite(gaps)]
     num_dead = int(down["dead_class"].values.sum())
     if num_dead:
         notes.append(
-            f"{num_dead} of {len(temperatures)} chains lost a class (its score is the same for every example) and were "
-            "left out; other random weights, or an identity output, may keep it"
+            f"a class was lost at {num_dead} of {len(temperatures)} temperatures (its score is the same for every "
+            "example); other random weights, or an identity output, may keep it"
         )
     hysteresis = float(gaps.max()) if gaps.size else float("nan")
     order_parameter = np.full(len(temperatures), np.nan)
     order_parameter[usable] = smooth
-    return Judgement(low, high, conclusive, tuple(notes), transition, hysteresis, order_parameter)
+    return Judgement(low, high, bool(ends), tuple(notes), transition, hysteresis, order_parameter)
 
 
-def _smoothed(temperatures: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Kernel average of log 𝒱 over log T: single chains scatter by some 20 %, more than the minimum is deep."""
+def _smoothed(temperatures: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Kernel average over log T: single chains scatter in 𝒱 by some 20 %."""
     kernel = np.exp(-0.5 * (np.log(temperatures[:, None] / temperatures) / np.log(SMOOTHING)) ** 2)
-    return np.exp(kernel @ np.log(variances) / kernel.sum(axis=1))
+    return kernel @ values / kernel.sum(axis=1)
 
 
 def _edge(temperatures: np.ndarray, variances: np.ndarray, step: int, tolerance: float) -> float | None:
@@ -104,6 +105,23 @@ def _edge(temperatures: np.ndarray, variances: np.ndarray, step: int, tolerance:
             return float(temperatures[here] * (temperatures[there] / temperatures[here]) ** share)
         here = there
     return None
+
+
+def _noisy_above(temperatures: np.ndarray, losses: np.ndarray, low: float) -> float | None:
+    """Where the loss exceeds that at `low` by `THERMAL_NOISE`, between grid points by interpolation; None: nowhere.
+
+    On the side of the transition where samples generalise, test and training loss rise together.
+    """
+    logs = np.log(temperatures)
+    here = float(np.interp(np.log(low), logs, losses))
+    level = here + THERMAL_NOISE * abs(here)
+    beyond = np.flatnonzero((losses > level) & (temperatures > low))
+    if beyond.size == 0:
+        return None
+    first = beyond[0]
+    inner = max(first - 1, 0)
+    share = (level - losses[inner]) / (losses[first] - losses[inner]) if first > inner else 0.0
+    return float(np.exp(logs[inner] + np.clip(share, 0, 1) * (logs[first] - logs[inner])))
 
 
 def _transition(curve: xr.Dataset, where: np.ndarray) -> float | None:

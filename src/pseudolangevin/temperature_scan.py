@@ -1,160 +1,223 @@
-"""Scanning temperatures on a budget: one chain per temperature, all in one program, in legs that hand on their weights.
+"""Scanning temperatures on a budget: chains walk a ladder of temperatures together, up and down again.
 
-A first leg quenches every chain from the same weights. In a leg "up" each chain then starts where its colder neighbour
-ended, in a leg "down" where its hotter neighbour ended; where the two disagree there is hysteresis. A neighbour that
-failed is passed over: one that is not finite, or has lost a class. Random weights are quiet, so that a hot chain starts
-with masses far too light and may be thrown out of reach of its classes; the legs up bring it back with weights that
-have learned. The cost is counted in examples whose gradient was computed, measurements included.
+They start from a short training on the coldest rung, climb to the hottest and come back: on the way up they are colder
+than their rung, on the way down hotter, and equilibrium is between; the difference is the hysteresis. A chain relaxes
+in τ = 1/(4·T·𝒯) examples, whatever the batch size, and a rung lasts a set share of its τ. So the walk down to T costs
+about τ(T), all hotter rungs included; in a grid of independent chains each would cost that. The cost is counted in
+examples whose loss or gradient was computed, measurements included.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 import xarray as xr
 
 from . import trees
-from .chains import Result, sample
+from .chains import sample
 from .data import Dataset
+from .gradients import DEFAULT_CHUNK_SIZE
 from .potential import Potential
 from .reports import ChainStoppedWarning, DeadClassWarning
+from .samplers.adam import adam
 from .samplers.base import Sampler
 from .samplers.langevin import pseudo_langevin
 from .types import HEALTHY, Key, Weights
 
-Direction: TypeAlias = Literal["quench", "down", "up"]
-
-VARIANCE_BATCHES = 16
-"""Mini-batches per measurement of 𝒱. Masses are then right to 35 %, and the mean over a layer to a few per cent."""
-WARMUP_REFRESHES = 4
-RECORDS_PER_LEG = 4
-MIN_STEPS = 32
-FROZEN = 3.0
-"""A chain is frozen where its relaxation time is more than so many times the length of its way."""
+STRETCH_STEPS = 32
+"""Steps between measurements of 𝒱: a rung is a number of such stretches."""
+MASS_FLOOR = 0.1
+"""Masses answer to at least this share of their tensor's mean 𝒱. A scan measures 𝒱 on few examples, changes T and wakes
+up units; at 0.01, chains on FashionMNIST exploded."""
+VARIANCE_SHARE = 0.15
+"""Examples that a measurement of 𝒱 visits, as a share of those of a stretch."""
+MIN_VARIANCE_EXAMPLES = 256
+MIN_OBSERVED = 500
+RECORDS_PER_RUNG = 2
+QUENCH_BATCH = 128
+QUENCH_RATE = 5e-4
+MIN_QUENCH_STEPS = 32
+MAX_STRETCHES = 2**14
+"""Of one rung; where it would take more, the batch is too small for the budget."""
 
 
 @dataclass(frozen=True)
-class LegPlan:
-    """How long a leg is, so that all of them together keep to the budget."""
+class Ladder:
+    """The rungs, and how long a chain stays on each."""
 
     sampler: Sampler
-    num_steps: int
+    temperatures: tuple[float, ...]
+    """Ascending."""
+    relaxations: float
+    """The length of the walk from far above T down to T, in relaxation times at T."""
+    stretches: tuple[int, ...]
+    """Of `STRETCH_STEPS` steps each, on every rung."""
+    variance_examples: int
     observed_examples: int
 
     @property
-    def record_every(self) -> int:
-        """Steps between records."""
-        return self.num_steps // RECORDS_PER_LEG
+    def walk(self) -> list[tuple[str, int]]:
+        """Direction and rung of every stay: up to the hottest rung, and down again."""
+        num = len(self.temperatures)
+        return [("up", rung) for rung in range(num)] + [("down", rung) for rung in range(num - 2, -1, -1)]
 
-    def coldest(self, num_legs: int) -> float:
-        """The coldest temperature that is not frozen in so many legs: data directions relax in 1/(4·T·𝒯) examples."""
-        examples = num_legs * self.num_steps * self.sampler.settings["batch_size"]
-        return float(1 / (4 * self.sampler.settings["temperature_ratio"] * FROZEN * examples))
+    @property
+    def cost(self) -> int:
+        """Examples visited by one chain on its way."""
+        return sum(self.cost_of(rung) for _, rung in self.walk)
 
-    def cost(self, num_refreshes: int) -> int:
-        """Examples visited by one chain in one leg: steps, measurements of 𝒱 with their momenta, and records."""
+    def cost_of(self, rung: int) -> int:
+        """Examples visited by one chain on a rung: steps, measurements of 𝒱 with new momenta, and records."""
         batch_size = self.sampler.settings["batch_size"]
-        batches = self.num_steps + (1 + num_refreshes) * (VARIANCE_BATCHES + 1)
-        return int(batches * batch_size + RECORDS_PER_LEG * self.observed_examples)
+        stretch = (STRETCH_STEPS + 1) * batch_size + self.variance_examples
+        return int(self.stretches[rung] * stretch + RECORDS_PER_RUNG * self.observed_examples)
 
 
-@dataclass(frozen=True)
-class Leg:
-    """The end of a leg: averages at each temperature, and the weights to hand on."""
-
-    direction: Direction
-    temperatures: np.ndarray
-    averages: xr.Dataset
-    weights: Weights
-    """Leading axis over the temperatures."""
-    cost: int
-
-
-def plan_legs(
+def make_ladder(
     potential: Potential,
     dataset: Dataset,
+    temperatures: Sequence[float] | np.ndarray,
     *,
-    examples: float,
+    relaxations: float,
     batch_size: int | None,
     temperature_ratio: float,
-) -> LegPlan:
-    """A leg in which each chain visits about so many examples.
-
-    Small mini-batches make the measurements of 𝒱 cheap; the way of a chain per example visited is the same for all.
-    """
+) -> Ladder:
+    """Rungs of lengths in proportion to 1/T. By default the batch is so small that the shortest has two stretches."""
     num_examples = dataset.num_examples
+    grid = np.asarray(temperatures, float)
+    spacing = 1 - 1 / (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
+    lengths = relaxations * spacing / (4 * grid * temperature_ratio)
     if batch_size is None:
-        batch_size = min(num_examples, max(16, min(num_examples // 1_000, int(examples / 400))))
-    observed = min(num_examples, max(500, min(num_examples // 100, int(examples / 40))))
-    # 𝒱 is measured at the start, in the warm-up and once more: after 1/32, 3/32, 7/32, 15/32 and 31/32 of the leg.
-    overhead = (1 + WARMUP_REFRESHES + 1) * (VARIANCE_BATCHES + 1) + RECORDS_PER_LEG * observed / batch_size
-    num_steps = max(MIN_STEPS, int(examples / batch_size - overhead))
-    num_steps -= num_steps % 2 ** (WARMUP_REFRESHES + 1)
-    refresh_every = num_steps // 2
+        batch_size = int(np.clip(lengths[-1] / (2 * STRETCH_STEPS), 16, max(16, num_examples // 100)))
+        batch_size = min(num_examples, batch_size)
+    stretch = STRETCH_STEPS * batch_size
+    stretches = 2 * np.clip(np.rint(lengths / (2 * stretch)), 1, MAX_STRETCHES // 2).astype(int)
+    variance_examples = min(num_examples, max(MIN_VARIANCE_EXAMPLES, int(VARIANCE_SHARE * stretch)))
+    if potential.layered is None:
+        blocks = max(2, variance_examples // batch_size)
+        variance_examples = blocks * batch_size
+    else:
+        blocks = 2
+        if DEFAULT_CHUNK_SIZE < variance_examples < num_examples:  # a pass visits whole chunks
+            variance_examples -= variance_examples % DEFAULT_CHUNK_SIZE
     sampler = pseudo_langevin(
         potential,
         dataset,
         batch_size=batch_size,
         temperature_ratio=temperature_ratio,
-        refresh_every=refresh_every,
-        max_refresh_interval=refresh_every,
-        warmup_refreshes=WARMUP_REFRESHES,
-        variance_block=VARIANCE_BATCHES,
-        variance_max_batches=VARIANCE_BATCHES,
+        reset_probability=1.0,
+        refresh_every=STRETCH_STEPS,
+        max_refresh_interval=STRETCH_STEPS,
+        warmup_refreshes=0,
+        variance_examples=variance_examples,
+        variance_block=blocks,
+        variance_max_batches=blocks,
+        mass_floor=MASS_FLOOR,
     )
-    return LegPlan(sampler, num_steps, observed)
+    # Records are to cost about as much as the measurements of 𝒱 on the rungs of the middle.
+    observed = min(num_examples, max(MIN_OBSERVED, variance_examples * int(np.median(stretches)) // 4))
+    return Ladder(sampler, tuple(grid.tolist()), relaxations, tuple(stretches.tolist()), variance_examples, observed)
 
 
-def run_leg(
-    plan: LegPlan, direction: Direction, temperatures: Sequence[float], starts: Weights, key: Key, progress: bool | None
-) -> Leg:
-    """One chain at each temperature, from `starts` (leading axis over the temperatures)."""
+def quench(
+    potential: Potential, dataset: Dataset, weights: Weights, *, examples: float, key: Key, progress: bool | None
+) -> tuple[Weights, int]:
+    """Weights after a short training by Adam, and its cost: a chain would learn the same far more slowly."""
+    batch_size = min(QUENCH_BATCH, dataset.num_examples)
+    num_steps = max(MIN_QUENCH_STEPS, int(examples / batch_size))
     with warnings.catch_warnings():
-        # A chain that is too hot to learn, or to stay finite, is a finding of the scan; the judgement reports it.
-        warnings.simplefilter("ignore", ChainStoppedWarning)
-        warnings.simplefilter("ignore", DeadClassWarning)
+        warnings.simplefilter("ignore", DeadClassWarning)  # chains at high temperatures may wake it up again
         result = sample(
-            plan.sampler,
-            jax.tree.map(lambda w: w[:, None], starts),
-            temperatures=temperatures,
-            num_steps=plan.num_steps,
-            record_every=plan.record_every,
-            observe_examples=plan.observed_examples,
+            adam(potential, dataset, batch_size=batch_size, learning_rate=QUENCH_RATE),
+            weights,
+            num_steps=num_steps,
+            record_every=num_steps,
+            observe_examples=1,
             key=key,
             progress=progress,
         )
-    weights = jax.tree.map(lambda w: w[:, 0], result.weights)
-    num_refreshes = int(np.max(result.states.num_refreshes))
-    cost = len(temperatures) * plan.cost(num_refreshes)
-    return Leg(direction, np.asarray(temperatures, float), _averages(result), weights, cost)
+    return jax.tree.map(lambda w: w[0, 0], result.weights), num_steps * batch_size + 1
 
 
-def handed_on(leg: Leg, temperatures: Sequence[float], direction: Direction) -> Weights:
-    """Starts for the next leg: those of the nearest hotter (down) or colder (up) chain that did not fail.
+def prior_temperature(potential: Potential, weights: Weights) -> float:
+    """T at which weights of the prior are as long as these: Σ k·w²/N, k the stiffness λ/N of the regulariser.
 
-    A chain at the end of the row starts from itself.
+    Samples that generalise are near the prior: λ|w|²/(N²·T) is 1 in the paper's largest network above the transition,
+    and 1.6 below. Colder than this, weights that do what these do are longer than those of the prior: the data alone
+    hold them.
     """
-    healthy = np.flatnonzero(leg.averages["healthy"].values)
-    if healthy.size == 0:
-        return jax.tree.map(lambda w: w[np.zeros(len(temperatures), int)], leg.weights)
-    chosen = []
-    for temperature in temperatures:
-        distance = np.log(leg.temperatures[healthy] / temperature) * (1 if direction == "down" else -1)
-        beyond = np.flatnonzero(distance > 1e-6)
-        nearest = beyond[np.argmin(distance[beyond])] if beyond.size else int(np.argmax(distance))
-        chosen.append(healthy[nearest])
-    indices = np.asarray(chosen)
-    return jax.tree.map(lambda w: w[indices], leg.weights)
+    stiffness = trees.spread(potential.stiffness(weights), weights)
+    terms = jax.tree.map(lambda k, w: float(np.sum(np.asarray(k * w**2, np.float64))), stiffness, weights)
+    return sum(jax.tree.leaves(terms)) / trees.num_weights(weights)
 
 
-def repeated(weights: Weights, num: int) -> Weights:
-    """The same weights for every temperature."""
-    return jax.tree.map(lambda w: np.broadcast_to(np.asarray(w), (num, *w.shape)), weights)
+@dataclass(frozen=True)
+class Stay:
+    """What the chains showed on a rung, averaged over those that stayed finite."""
+
+    direction: str
+    temperature: float
+    averages: xr.Dataset
+    weights: Weights
+    """Where the chains ended, leading axis over the chains; those that failed are where they came from."""
+    cost: int
+
+
+def walk(ladder: Ladder, starts: Weights, key: Key, progress: bool | None) -> Iterator[Stay]:
+    """All chains (leading axis of `starts`) from rung to rung.
+
+    A chain that does not stay finite goes on from where it came to that rung.
+    """
+    num_chains = jax.tree.leaves(starts)[0].shape[0]
+    for number, (direction, rung) in enumerate(ladder.walk):
+        num_steps = ladder.stretches[rung] * STRETCH_STEPS
+        with warnings.catch_warnings():
+            # A chain that is too hot to learn, or to stay finite, is a finding of the scan; the judgement reports it.
+            warnings.simplefilter("ignore", ChainStoppedWarning)
+            warnings.simplefilter("ignore", DeadClassWarning)
+            result = sample(
+                ladder.sampler,
+                jax.tree.map(lambda w: w[None], starts),
+                temperatures=[ladder.temperatures[rung]],
+                num_chains=num_chains,
+                num_steps=num_steps,
+                record_every=num_steps // RECORDS_PER_RUNG,
+                observe_examples=ladder.observed_examples,
+                key=jax.random.fold_in(key, number),
+                progress=progress,
+            )
+        trace = result.trace.isel(temperature=0)
+        finite = np.isin(trace["status"].values[:, -1], HEALTHY) & np.isfinite(trace["loss"].values[:, -1])
+        starts = _replaced(starts, finite, jax.tree.map(lambda w: w[0], result.weights))
+        cost = num_chains * ladder.cost_of(rung)
+        yield Stay(direction, ladder.temperatures[rung], _averages(trace, finite), starts, cost)
+
+
+def _replaced(old: Weights, where: np.ndarray, new: Weights) -> Weights:
+    """Of every chain the new weights or the old ones."""
+    return jax.tree.map(lambda a, b: np.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new)
+
+
+def _averages(trace: xr.Dataset, finite: np.ndarray) -> xr.Dataset:
+    """Over the records of a rung and the finite chains that lost no class; over the finite ones where all did."""
+    dead = np.zeros_like(finite)
+    if "dead_class" in trace:
+        dead = finite & trace["dead_class"].isel(draw=-1).any("class").values
+    healthy = finite & ~dead
+    names = ["loss", "potential", "squared_norm", "error", "gradient_variance", "kinetic_temperature"]
+    used = healthy if healthy.any() else finite
+    if not used.any():
+        used = ~used  # all NaN
+    kept = trace[[name for name in names if name in trace]].isel(chain=used)
+    averages = kept.mean(("chain", "draw"), skipna=False)
+    averages["dead_class"] = ((), bool(dead.any()))
+    averages["healthy"] = ((), bool(healthy.any()))
+    return averages.drop_vars("temperature", errors="ignore")
 
 
 def hidden_variance(values: Any, weights: Weights, hidden_layers: Sequence[str] | None) -> Any:
@@ -174,15 +237,3 @@ def hidden_names(layers: Sequence[str] | dict[str, int], hidden_layers: Sequence
     if unknown or not hidden_layers:
         raise ValueError(f"hidden_layers = {list(hidden_layers)!r}: choose from the layers {names}")
     return list(hidden_layers)
-
-
-def _averages(result: Result) -> xr.Dataset:
-    """Over the second half of the leg, at each temperature; NaN where a chain did not stay finite."""
-    kept = result.trace.isel(chain=0, draw=slice(RECORDS_PER_LEG // 2, None))
-    names = ["loss", "potential", "squared_norm", "error", "gradient_variance", "kinetic_temperature"]
-    averages = kept[[name for name in names if name in kept]].mean("draw", skipna=False)
-    dead = kept["dead_class"].isel(draw=-1).any("class").values if "dead_class" in kept else False
-    averages["dead_class"] = ("temperature", np.broadcast_to(dead, averages.sizes["temperature"]))
-    finite = np.isin(kept["status"].values[:, -1], HEALTHY)
-    averages["healthy"] = ("temperature", finite & ~averages["dead_class"].values)
-    return averages.drop_vars("chain", errors="ignore")
