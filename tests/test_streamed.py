@@ -139,6 +139,7 @@ def test_a_block_is_fetched_in_parts_for_every_thread_and_none_is_large(monkeypa
     inputs, targets = rng.integers(-1, 2, (50, 20)).astype(np.int8), np.arange(50, dtype=np.int32)
     dataset = pl.StreamedDataset(inputs, targets)
     indices = rng.integers(0, 50, (2, 9, 5))
+    monkeypatch.setattr(streamed, "THREADS", 4)
     assert dataset.part_lengths(*indices.shape) == [3, 2, 2, 2]
     monkeypatch.setattr(streamed, "PART_BYTES", 300)  # a step has 240
     assert dataset.part_lengths(*indices.shape) == [2, 1, 1, 1, 1, 1, 1, 1]

@@ -81,6 +81,8 @@ class Settings:
     chunk_size: int
     learning_rate: float = 1e-4
     temperature_ratio: float = 0.01
+    mass_floor: float = 0.1
+    """Ten times the default: many components of a projection hardly vary, and chains at 5e-7 turned non-finite."""
     seed: int = 0
 
 
@@ -197,6 +199,7 @@ def _sampler(group: Group, potential: Potential, train: Dataset, validation: Dat
             train,
             batch_size=settings.batch_size,
             temperature_ratio=settings.temperature_ratio,
+            mass_floor=settings.mass_floor,
             refresh_every=settings.refresh_every,
             warmup_refreshes=settings.warmup_refreshes,
         )

@@ -224,7 +224,11 @@ def _order(story: Story, scale: str) -> list[Row]:
         np.array([o.averages[name].mean for o in story.equilibria.values()])
         for name in ("test_error", "gradient_variance")
     )
-    temperatures = np.array(list(story.equilibria))
+    finite = np.isfinite(errors) & np.isfinite(variances)  # a chain that turned non-finite has nothing to say
+    errors, variances = errors[finite], variances[finite]
+    temperatures = np.array(list(story.equilibria))[finite]
+    if len(temperatures) < 3:
+        return []
     correlation = float(stats.spearmanr(errors, variances).statistic)
     apart = float(np.log10(temperatures[variances.argmin()] / temperatures[errors.argmin()]))
     known: tuple[float | None, float | None] = (None, None)

@@ -273,7 +273,7 @@ def draw(outcomes: list[Outcome]) -> Figure:
     figure = Figure(figsize=(4 * max(2, len(outcomes)), 7), layout="constrained")
     grid = figure.add_gridspec(2, len(outcomes))
     axes = figure.add_subplot(grid[0, :])
-    for temperature in sorted({o.case.course.temperature for o in outcomes}):
+    for index, temperature in enumerate(sorted({o.case.course.temperature for o in outcomes})):
         chosen = [o for o in outcomes if o.case.course.temperature == temperature]
         sizes = [o.num_weights for o in chosen]
         series: Mapping[str, list[float]] = {
@@ -281,7 +281,7 @@ def draw(outcomes: list[Outcome]) -> Figure:
             "pL as in the paper": [o.paper.relative_diffusion for o in chosen],
             "pL, tuned": [o.langevin.best.relative_diffusion for o in chosen],
         }
-        marker = "o-" if len(sizes) > 1 else "s"
+        marker = ("o-", "s--", "D:")[index % 3]
         for color, (label, values) in zip(("#0072b2", "#e69f00", "#009e73"), series.items(), strict=True):
             axes.plot(sizes, values, marker, color=color, label=f"{label}, T = {temperature:g}")
     axes.set(xscale="log", yscale="log", xlabel="N", ylabel="D*/N [1/s]")
