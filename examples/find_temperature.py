@@ -31,8 +31,10 @@ def main(arguments: list[str] | None = None) -> pl.TemperatureRange:
     print(found)
     temperature_figure(found).savefig(options.out)
 
-    temperatures = sorted(found.temperature * np.array([0.2, 1.0, 5.0, 25.0]))
-    sampler = pl.pseudo_langevin(potential, train, temperature_ratio=0.03, refresh_every=512, warmup_refreshes=5)
+    temperatures = sorted(found.temperature * np.array([0.1, 0.3, 1.0, 3.0]))
+    sampler = pl.pseudo_langevin(
+        potential, train, temperature_ratio=0.03, refresh_every=512, warmup_refreshes=5, mass_floor=0.1
+    )
     result = pl.sample(
         sampler,
         found.weights,

@@ -98,7 +98,7 @@ def test_the_examples_of_training_by_sampling_run(tmp_path, capsys, monkeypatch)
 
 def test_the_example_of_the_search_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    find_temperature.main(["--examples", "1000", "--epochs", "30", "--steps", "64"])
+    find_temperature.main(["--examples", "1000", "--epochs", "150", "--steps", "64"])
     assert (tmp_path / "temperature.png").stat().st_size > 10_000
     assert capsys.readouterr().out.count("test error") == 4
 

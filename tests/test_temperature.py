@@ -140,6 +140,25 @@ def test_a_chain_that_fails_goes_on_from_where_it_came(small_task):
         np.testing.assert_array_equal(before, after)
 
 
+def test_variances_of_ladders_with_other_batches_compare(small_task):
+    """𝒱 goes as 1/S: between 16 and 64 examples it would differ by four."""
+    starts = jax.tree.map(lambda w: w[None], small_task.weights)
+    found = []
+    for batch_size in (16, 64):
+        ladder = make_ladder(
+            small_task.potential,
+            small_task.train,
+            [1e-3, 1.1e-3, 1.2e-3],
+            relaxations=1e-6,
+            batch_size=batch_size,
+            temperature_ratio=1e-6,
+        )
+        assert ladder.variance_scale == batch_size / 10
+        stay = next(walk(ladder, starts, jax.random.key(0), False))
+        found.append(hidden_variance(stay.averages["gradient_variance"].values, small_task.weights, None))
+    assert 0.6 < found[0] / found[1] < 1.6
+
+
 def test_the_temperature_of_a_prior_as_long_as_the_weights(small_task):
     """Weights of the size √(T·N/λ) give T back."""
     stiffness = 5.0 / 364

@@ -84,8 +84,9 @@ class TemperatureRange:
     """Largest |loss up − loss down|/loss down within the range."""
     curve: xr.Dataset
     """Dimensions (direction, temperature): loss, potential, squared_norm, error, `gradient_variance` (mean 𝒱 of the
-    hidden layers) and `heat_capacity` (dU/dT per weight), each averaged over a stay; and `order_parameter`
-    (temperature), the smoothed 𝒱 that is judged, NaN where it cannot be. `stage` is 1 for refined temperatures."""
+    hidden layers, of a batch of 1 % of the examples) and `heat_capacity` (dU/dT per weight), each averaged over a stay;
+    and `order_parameter` (temperature), the smoothed 𝒱 that is judged, NaN where it cannot be. `stage` is 1 for refined
+    temperatures."""
     cost: int
     """Examples visited, measurements included."""
     num_examples: int

@@ -49,15 +49,16 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     losses = healthy["loss"].sel(direction="down").values
     variances = np.exp(xr.apply_ufunc(np.log, healthy["gradient_variance"]).mean("direction").values)
     usable = np.isfinite(losses) & np.isfinite(variances) & (temperatures >= coldest * (1 - 1e-6))
+    usable &= losses < start_loss  # a chain that was thrown far out may stay finite
     if usable.any():
         typical = float(np.quantile(losses[usable], 0.25))
         usable &= losses <= max(typical, start_loss - LEARNED_SHARE * (start_loss - typical))
     if not usable.any():
         middle = float(np.sqrt(temperatures[0] * temperatures[-1]))
         note = (
-            "nothing can be judged (no chain stayed finite and kept its classes, or all temperatures are too cold for "
-            "weights near the prior); scan hotter ones, start from other random weights, use an identity output, or "
-            "lower temperature_ratio"
+            "nothing can be judged (no chain learned, stayed finite and kept its classes, or all temperatures are too "
+            "cold for weights near the prior); raise epochs, scan other temperatures, start from other random weights, "
+            "use an identity output, or lower temperature_ratio"
         )
         return Judgement(middle, middle, False, (note,), None, float("nan"), np.full(len(temperatures), np.nan))
     judged = temperatures[usable]

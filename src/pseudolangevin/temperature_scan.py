@@ -71,6 +71,11 @@ class Ladder:
         """Examples visited by one chain on its way."""
         return sum(self.cost_of(rung) for _, rung in self.walk)
 
+    @property
+    def variance_scale(self) -> float:
+        """From 𝒱 of this ladder's batches to that of 1 % of the examples: ladders differ in their batches."""
+        return 100 * self.sampler.settings["batch_size"] / self.sampler.dataset.num_examples
+
     def cost_of(self, rung: int) -> int:
         """Examples visited by one chain on a rung: steps, measurements of 𝒱 with new momenta, and records."""
         batch_size = self.sampler.settings["batch_size"]
@@ -194,8 +199,10 @@ def walk(ladder: Ladder, starts: Weights, key: Key, progress: bool | None) -> It
         trace = result.trace.isel(temperature=0)
         finite = np.isin(trace["status"].values[:, -1], HEALTHY) & np.isfinite(trace["loss"].values[:, -1])
         starts = _replaced(starts, finite, jax.tree.map(lambda w: w[0], result.weights))
+        averages = _averages(trace, finite)
+        averages["gradient_variance"] = averages["gradient_variance"] * ladder.variance_scale
         cost = num_chains * ladder.cost_of(rung)
-        yield Stay(direction, ladder.temperatures[rung], _averages(trace, finite), starts, cost)
+        yield Stay(direction, ladder.temperatures[rung], averages, starts, cost)
 
 
 def _replaced(old: Weights, where: np.ndarray, new: Weights) -> Weights:
