@@ -249,18 +249,18 @@ def tune(
 
 @app.command(epilog="pseudolangevin reproduce thermodynamics --scale smoke --out results")
 def reproduce(
-    name: Annotated[
-        str, typer.Argument(help="Which result of the paper, for example thermodynamics.", show_default=False)
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="Results of the paper, for example thermodynamics.")
     ],
     scale: Annotated[str, typer.Option(help="smoke (minutes on a CPU) or paper (published size, on a GPU).")] = "smoke",
     out: Annotated[Path, typer.Option(help="Where to write NAME.json and NAME.png.")] = Path("results"),
 ) -> int:
-    """Reproduce a result of the paper, beside the published numbers."""
+    """Reproduce results of the paper, beside the published numbers."""
     from .config import ConfigError
     from .paper import reproduce as reproduce_result
 
     try:
-        return int(reproduce_result(name, scale, out) or DONE)
+        return int(reproduce_result(names, scale, out) or DONE)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
 

@@ -52,6 +52,12 @@ def test_rows_and_pictures(name, instant, tmp_path, capsys):
     assert any("at least" in line["quantity"] for line in content["rows"])
 
 
+def test_several_run_in_turn(instant, tmp_path, capsys):
+    assert paper.reproduce(["variants", "batch-size"], "smoke", tmp_path) in (0, 1)
+    assert {path.name for path in tmp_path.glob("*.json")} == {"variants.json", "batch-size.json"}
+    assert capsys.readouterr().out.count("batch-size.json") == 1
+
+
 def outcome(leapfrog_steps, langevin=0.5, hybrid=0.1, squared_norm=1e9):
     case = replace(performance.CASES["paper"][1], leapfrog_steps=leapfrog_steps)
     task = spins.spin_task(50, num_train=10)

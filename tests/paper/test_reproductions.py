@@ -158,7 +158,8 @@ def test_every_reproduction_writes_its_rows_and_picture(name, tmp_path, monkeypa
 
 def test_unknown_names_and_scales_are_refused(tmp_path):
     with pytest.raises(ValueError, match="choose one of noise, thermodynamics"):
-        paper.reproduce("nose", "smoke", tmp_path)
+        paper.reproduce(["noise", "nose"], "smoke", tmp_path)
+    assert not list(tmp_path.iterdir())  # refused before anything ran
     with pytest.raises(ValueError, match="choose one of smoke, paper"):
         paper.reproduce("noise", "large", tmp_path)
 
