@@ -26,7 +26,7 @@ from .types import Array, Batch, Key
 BLOCK_BYTES = 2**24
 """Examples of one block."""
 AHEAD = 3
-"""Blocks on their way while one is in use: gathered by the host, sent, waiting on the device."""
+"""Blocks on their way, and as many, at most, that wait on the device or are in use."""
 MAX_BLOCK_STEPS = 128
 MAX_BLOCKS = 64
 """Blocks whose indices are on the device at once."""
@@ -52,8 +52,10 @@ def _advance_blocks(kernel: Kernel, states: Any, dataset: StreamedDataset, lengt
     for wanted in indices:
         wanted.copy_to_host_async()
 
+    (device,) = states.step.devices()
+
     def fetch(wanted: Array, first: int, last: int) -> Batch:
-        return jax.device_put(dataset.fetch(np.asarray(wanted)[:, first:last]))
+        return jax.device_put(dataset.fetch(np.asarray(wanted)[:, first:last]), device)
 
     with ThreadPoolExecutor(THREADS) as pool:
 
@@ -62,12 +64,15 @@ def _advance_blocks(kernel: Kernel, states: Any, dataset: StreamedDataset, lengt
             ends = np.cumsum([0, *dataset.part_lengths(*wanted.shape)]).tolist()
             return [pool.submit(fetch, wanted, first, last) for first, last in pairwise(ends)]
 
-        coming = deque(ask() for _ in range(min(AHEAD, len(indices))))
+        coming, running = deque(ask() for _ in range(min(AHEAD, len(indices)))), deque[Array]()
         while coming:
             parts = [part.result() for part in coming.popleft()]
+            if len(running) == AHEAD:  # else blocks would pile up on the device where it is slower than the host
+                running.popleft().block_until_ready()
             if indices:
                 coming.append(ask())
             states = _advance(kernel, states, dataset, parts)
+            running.append(states.step + 0)  # the states themselves are given to the next block
     return states
 
 

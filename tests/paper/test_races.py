@@ -94,14 +94,15 @@ def test_gains_are_measured_against_the_best_hybrid_monte_carlo():
 
 
 def test_moves_that_were_not_measured_count_with_their_upper_bound():
-    # A move of 10 steps takes the time of 13 gradients at most, 10 ms: displacement as L², and 1000 steps in 0.77 s.
-    made = outcome((10,))
-    assert made.hybrid_move == (pytest.approx(13.0), pytest.approx(1 / 1.3), False)
-    assert made.best_hybrid == pytest.approx(13.0)
-    # Across the sphere of |w|² = 27.9 it is 4·27.9/11160 = 0.01 at most, which a free flight reaches at 31.6 steps.
-    near = outcome((10,), squared_norm=27.9)
-    assert near.hybrid_move[0] == pytest.approx(0.013)
-    assert near.best_hybrid == pytest.approx(0.13 * 10**0.5, rel=0.1)
+    # Steps of 1 ms and δt = 0.1 at T = 1e-6: a free flight of 1000 steps goes 1.07·1e-6·100² in one second.
+    made = outcome((5, 10))
+    assert made.hybrid_move == (pytest.approx(0.0107), pytest.approx(1.0), False)
+    assert made.best_hybrid == pytest.approx(0.1)  # that of 10 steps, which was measured
+    # Across the sphere of |w|² = 2.79 it is 4·2.79/11160 = 0.001 at most, which the flight reaches at 306 steps.
+    near = outcome((5, 10), hybrid=1e-9, squared_norm=2.79)
+    assert near.hybrid_move[0] == pytest.approx(0.001)
+    assert near.best_hybrid == pytest.approx(0.001 / 0.306, rel=0.1)
+    made = outcome((5, 10), langevin=0.13)
     found = rows(made)
     (gain,) = [r for quantity, r in found.items() if "both tuned, lower bound (at least 1.4)" in quantity]
     assert not gain.passed

@@ -1,11 +1,13 @@
 """What recording costs: the default run as `pseudolangevin sample` makes it, against the same steps without records.
 
-Both go through the same trajectory, record by record in turns, so that a busy machine slows both alike. Checkpoints are
-timed apart and counted as the whole run makes them: one at its start, one at its end, and those between.
+Both go through the same trajectory, record by record in turns, so that a busy machine slows both alike. What does not
+come with every record is timed apart and counted as the whole run has it: the making of the stores, checkpoints (one at
+the start, one at the end, and those between), and putting records on disk.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 import warnings
@@ -21,11 +23,13 @@ from ..config import Settings
 from ..config.build import build
 from ..reports import DeadClassWarning
 from ..store.folder import RunFolder
-from ..store.writer import MAX_SHARE, RunWriter
+from ..store.writer import FLUSH_SECONDS, MAX_SHARE, Pace, RunWriter
 from .clock import Deadline
 
 NEVER = 2**30
 """A `record_every` beyond any run."""
+MIN_RECORDS, SHORT_SECONDS = 6, 3.0
+"""Records that are compared in any case, where one does not take longer than this."""
 
 
 def measure(deadline: Deadline, changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -42,8 +46,11 @@ def measure(deadline: Deadline, changes: dict[str, Any] | None = None) -> dict[s
 def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, deadline: Deadline) -> dict[str, Any]:
     states = plan.init(weights, 0)
     without_checkpoints = settings.recording.model_copy(update={"checkpoint_every": NEVER})
+    began = time.perf_counter()
     at = RunWriter.create(folder, plan, states, settings.recording)
+    creation = time.perf_counter() - began  # the first checkpoint included
     writer = RunWriter(folder, plan, states, without_checkpoints, at, written=0)
+    writer._flush_pace = Pace(math.inf)
     recorded = plan.run(states, progress=True)
     bare = _bare(plan, plan.init(weights, 0))
     times: dict[str, list[float]] = {"recorded": [], "bare": [], "write": []}
@@ -58,9 +65,13 @@ def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, de
         done = time.perf_counter()
         for name, seconds in zip(times, (ended - began, done - ended, ended - measured), strict=True):
             times[name].append(seconds)
-        if len(times["bare"]) > 1 and deadline.left < 3 * (done - began):
+        enough = len(times["bare"]) > (MIN_RECORDS if done - began < SHORT_SECONDS else 1)
+        if enough and deadline.left < 3 * (done - began):
             break
     assert last is not None
+    began = time.perf_counter()
+    writer.flush()
+    flush = time.perf_counter() - began
     checkpoint = _seconds(lambda: writer.checkpoint(last))
     observe = _observe_seconds(plan, last.states)
     recorded.close()  # type: ignore[attr-defined]
@@ -73,6 +84,8 @@ def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, de
     run_seconds = step * plan.num_steps
     between = max(settings.recording.checkpoint_seconds, checkpoint / MAX_SHARE)
     num_checkpoints = 2 + int(run_seconds / between)
+    num_flushes = run_seconds / max(FLUSH_SECONDS, flush / MAX_SHARE)
+    rarely = (creation + (num_checkpoints - 1) * checkpoint + num_flushes * flush) / run_seconds
     return {
         "settings": {
             "num_chains": plan.layout.size,
@@ -88,8 +101,11 @@ def _compare(settings: Settings, plan: Plan, weights: Any, folder: RunFolder, de
         "observe_share": observe / (plan.record_every * step),
         "write_share": counted["write"] / counted["bare"],
         "num_checkpoints": num_checkpoints,
-        "checkpoint_share": num_checkpoints * checkpoint / run_seconds,
-        "share": counted["recorded"] / counted["bare"] - 1 + num_checkpoints * checkpoint / run_seconds,
+        "creation_seconds": creation,
+        "flush_seconds": flush,
+        "flush_share": num_flushes * flush / run_seconds,
+        "checkpoint_share": (creation + (num_checkpoints - 1) * checkpoint) / run_seconds,
+        "share": counted["recorded"] / counted["bare"] - 1 + rarely,
     }
 
 

@@ -2,8 +2,9 @@
 
 Both are measured as the paper runs them (pL with S = 1 % of P and 𝒯 = 0.01; hMC with unit masses and 1000 steps a move)
 and tuned on this machine, one chain each, from one start. Where a move of 1000 steps does not fit into the time, what
-any longer move could reach is bounded from above: a trajectory moves at most as L², as if no force bent it, and never
-by more than 4·|w|², from one side of the sphere of equilibrium to the other.
+any move of up to 1000 could reach is bounded from above: in equilibrium the mean square of a displacement is at most
+that of a free flight, T·(L·δt)² per weight of unit mass, since the speed is always that of T; and it is at most
+4·|w|², from one side of the sphere of equilibrium to the other.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from .spins import SpinTask
 BIAS_BUDGET = 0.02
 PAPER_MOVE = 1_000
 """Leapfrog steps of the paper's moves."""
-OVERHEAD = 3
-"""Gradients that a move costs beside those of its steps, at most: two half kicks and an energy."""
+LARGER_TIME_STEP = 1.07
+"""Of a free flight with δt at 75 % acceptance, all of it accepted: the most that another δt makes of A·δt², with the
+acceptance A = erfc(c·δt²)."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Outcome:
     langevin: Tuned
     hybrid: Tuned
     squared_norm: float
-    """|w|² where hMC starts."""
+    """|w|² where hMC starts or ends, or that of the prior, N²·T/λ: the largest."""
     record: dict[str, Any]
 
     @property
@@ -91,27 +93,29 @@ class Outcome:
 
     @property
     def best_hybrid(self) -> float:
-        """D*/N of tuned hMC: the best measured, or the most that a longer move could reach if those were not."""
+        """D*/N of tuned hMC: the best measured, or the most that moves of up to 1000 steps could reach, if longer."""
         best = self.hybrid.best.relative_diffusion
         longest = self._longest[0].settings["num_leapfrog_steps"]
         if longest == PAPER_MOVE:
             return best
-        return max(best, *(self._most(steps) for steps in np.geomspace(longest, PAPER_MOVE, 50)))
+        return float(np.nanmax([best, *(self._most(steps) for steps in np.geomspace(longest, PAPER_MOVE, 50))]))
 
     @property
     def _longest(self) -> tuple[Tried, float]:
-        """The longest move that was measured, and the least that one of its steps takes, in seconds."""
-        longest = max(self.hybrid.tried, key=lambda t: t.settings["num_leapfrog_steps"])
-        gradients = longest.settings["num_leapfrog_steps"] + OVERHEAD
-        return longest, 1e-3 * longest.milliseconds_per_step / gradients
+        """The longest move that was measured, and the seconds of a step: what one more adds to a move."""
+        *others, longest = sorted(self.hybrid.tried, key=lambda t: t.settings["num_leapfrog_steps"])
+        steps, milliseconds = longest.settings["num_leapfrog_steps"], longest.milliseconds_per_step
+        if others:
+            steps -= others[-1].settings["num_leapfrog_steps"]
+            milliseconds -= others[-1].milliseconds_per_step
+        return longest, 1e-3 * milliseconds / steps
 
     def _most(self, num_steps: float) -> float:
         """The most that D*/N of moves of so many steps can be."""
         longest, step_seconds = self._longest
-        displacement = longest.relative_diffusion * 1e-3 * longest.milliseconds_per_step
-        ballistic = displacement * (num_steps / longest.settings["num_leapfrog_steps"]) ** 2
+        flight = self.case.course.temperature * (num_steps * longest.settings["time_step"]) ** 2
         across = 4 * self.squared_norm / self.num_weights
-        return min(ballistic, across) / (num_steps * step_seconds)
+        return min(LARGER_TIME_STEP * flight, across) / (num_steps * step_seconds)
 
 
 def reproduce(scale: str, out: Path) -> Reproduction:
@@ -182,7 +186,9 @@ def compare(case: Case, scale: str, out: Path, tasks: dict[int, SpinTask]) -> Ou
         "tuned_langevin": langevin.to_dict(),
         "tuned_hybrid": hybrid.to_dict(),
     }
-    squared_norm = float(trees.squared_norm(langevin.weights))
+    prior = task.num_weights * course.temperature / task.potential.smallest_stiffness(task.num_weights)
+    ends = (float(trees.squared_norm(tuned.weights)) for tuned in (langevin, hybrid))
+    squared_norm = max(prior, *ends)
     return Outcome(case, task.num_weights, paper, langevin, hybrid, squared_norm, record)
 
 
@@ -232,6 +238,9 @@ def rows_of(outcome: Outcome, scale: str) -> list[Row]:
 
 
 def _gain_error(outcome: Outcome) -> float | None:
+    """Of the gain over what was measured; a gain over a bound has none."""
+    if not outcome.hybrid_move[2]:
+        return None
     return ratio(outcome.langevin.best.diffusion, outcome.hybrid.best.diffusion)[1]
 
 

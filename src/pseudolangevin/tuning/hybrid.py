@@ -14,8 +14,10 @@ from ..samplers.hybrid_kernel import HybridKernel
 from .bench import Bench
 from .result import Tried
 
-WARMUP_MOVES = 20
-"""Moves that adapt δt, at the first number of leapfrog steps."""
+WARMUP_MOVES, MIN_WARMUP_MOVES = 20, 5
+"""Moves that adapt δt at every number of leapfrog steps, since long moves need a smaller one; fewer of long moves."""
+WARMUP_SHARE = 0.4
+"""Of the time for a number of steps, at most, unless the least number of moves takes more."""
 
 
 @dataclass
@@ -34,14 +36,16 @@ class HybridSearch:
         assert isinstance(kernel, HybridKernel)
         time_step, step_seconds = kernel.initial_time_step, 0.0
         for index, num_steps in enumerate(sorted(self.leapfrog_steps)):
-            if self.tried and self.bench.left() < 3 * num_steps * step_seconds:
-                self.notes.append(f"L = {num_steps} was not tried: a move takes about {num_steps * step_seconds:.3g} s")
+            move_seconds = num_steps * step_seconds
+            if self.tried and self.bench.left() < (MIN_WARMUP_MOVES + 3) * move_seconds:
+                self.notes.append(f"L = {num_steps} was not tried: a move takes about {move_seconds:.3g} s")
                 break
-            warmup = WARMUP_MOVES if index == 0 else 0
+            seconds = self.bench.left() / (len(self.leapfrog_steps) - index)
+            warmup = WARMUP_MOVES
+            if move_seconds:
+                warmup = int(np.clip(WARMUP_SHARE * seconds / move_seconds, MIN_WARMUP_MOVES, WARMUP_MOVES))
             sampler = self.bench.hybrid(kernel.given_masses, num_steps, time_step, warmup)
-            run = self.bench.measure_hybrid(
-                sampler, self.bench.left() / (len(self.leapfrog_steps) - index), observe=False
-            )
+            run = self.bench.measure_hybrid(sampler, seconds, observe=False)
             time_step = float(np.mean(np.asarray(run.states.time_step)))
             step_seconds = run.seconds_per_step / num_steps
             moves = max(1, int(np.asarray(run.states.step)[0]) - warmup)
