@@ -49,7 +49,7 @@ TOLERANCE = 4.0
 
 def test_the_published_curve_gives_a_temperature_that_generalises():
     verdict = judge(curve(*PUBLISHED), start_loss=2.3, coldest=0.0, tolerance=TOLERANCE)
-    assert verdict.conclusive
+    assert (verdict.conclusive, verdict.cold_end) == (True, "overfitting")
     assert 2e-7 <= verdict.low <= 1e-6
     assert verdict.high <= 3e-6
 
@@ -69,8 +69,13 @@ def test_the_range_stays_above_a_jump_of_the_loss():
 
 def test_the_range_ends_where_thermal_noise_raises_the_loss():
     temperatures = np.geomspace(1e-6, 1e-3, 7)
-    verdict = judge(curve(temperatures, np.ones(7), 0.3 + 60 * temperatures), 2.3, 0.0, TOLERANCE)
-    assert verdict.conclusive
+    rising = curve(temperatures, np.ones(7), 0.3 + 60 * temperatures)
+    verdict = judge(rising, 2.3, 0.0, TOLERANCE)
+    assert (verdict.conclusive, verdict.cold_end) == (False, "budget")
+    assert "raise epochs" in verdict.notes[0]
+    at_the_floor = judge(rising, 2.3, 0.95 * temperatures[0], TOLERANCE)
+    assert (at_the_floor.conclusive, at_the_floor.cold_end) == (True, "prior")
+    assert "raise epochs" not in at_the_floor.notes[0]
     assert verdict.low == temperatures[0]
     assert 2e-5 < verdict.high < 8e-5  # the loss is higher by a hundredth at 5e-5
     flat = judge(curve(temperatures, np.ones(7), np.full(7, 0.3)), 2.3, 0.0, TOLERANCE)

@@ -190,8 +190,8 @@ def temperature(
 ) -> int:
     """Find the intermediate temperatures of a configuration, from the training set alone.
 
-    Data, network and potential are those of the file; its temperatures, sampler and start are not used. Exit 0 when a
-    range is found, 1 when the scan is inconclusive (its notes say why).
+    Data, network and potential are those of the file; its temperatures, sampler and start are not used. Exit 0 when
+    both ends of the range have a reason, 1 when the scan is inconclusive (its notes say why).
     """
     from . import config
     from .config.build import build, naming

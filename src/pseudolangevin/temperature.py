@@ -74,7 +74,11 @@ class TemperatureRange:
     high: float
     """Where the loss has risen by 1 %, or 𝒱 left its minimum."""
     conclusive: bool
-    """False where nothing learned, or the loss did not rise with T; `notes` say why and what to do."""
+    """Whether both ends have a reason: the cold one is not that of the budget, and above the hot one the loss, or 𝒱,
+    rises. `notes` say what is missing."""
+    cold_end: str
+    """What the cold end is: "overfitting" that was seen, the "prior" (colder ones are not judged), the "budget" (colder
+    ones were not scanned), or "nothing" where nothing could be judged."""
     notes: tuple[str, ...]
     transition: float | None
     """Where the loss jumps: the temperature of a heat capacity above two per weight, if there is one."""
@@ -111,6 +115,7 @@ class TemperatureRange:
             "low": self.low,
             "high": self.high,
             "conclusive": self.conclusive,
+            "cold_end": self.cold_end,
             "notes": list(self.notes),
             "transition": self.transition,
             "bayesian_temperature": self.bayesian_temperature,
@@ -179,10 +184,9 @@ def find_temperature(
         epochs: the budget, in examples visited over P, measurements included; default: 25, or a million examples where
             that is more. It is kept unless it is too small even for a ladder that begins at 30/P; the cost is reported.
         batch_size: examples per mini-batch; default: small enough for the shortest rung to have two stretches.
-        temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy: the loss is about 1 % too
-            high at 0.1.
-        tolerance: how far above its minimum 𝒱 may be within the range. Below the transition it is a hundred times the
-            minimum in the paper's largest network, and rises slowly above.
+        temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy.
+        tolerance: how far above its minimum 𝒱 may be within the range. In the paper's largest network it grows a
+            hundredfold across the transition.
         hidden_layers: names of the layers whose 𝒱 counts; default: all but the last.
         key: random key, or an integer seed.
         progress: show a progress bar for each rung.
@@ -233,6 +237,7 @@ def find_temperature(
         low=verdict.low,
         high=verdict.high,
         conclusive=verdict.conclusive,
+        cold_end=verdict.cold_end,
         notes=verdict.notes,
         transition=verdict.transition,
         bayesian_temperature=1 / dataset.num_examples,
@@ -240,7 +245,7 @@ def find_temperature(
         curve=curve.assign(order_parameter=("temperature", verdict.order_parameter)),
         cost=MIN_OBSERVED + quench_cost + sum(stay.cost for stay in stays),
         num_examples=dataset.num_examples,
-        weights=jax.tree.map(lambda w: w[0], nearest.weights),
+        weights=jax.tree.map(lambda w: w[nearest.best_chain], nearest.weights),
     )
 
 

@@ -12,9 +12,13 @@ LEARNED_SHARE = 0.9
 Weights that have not learned may have a small 𝒱, too."""
 JUMP = 2.0
 """Heat capacity per weight that counts as a jump of the loss: independent harmonic weights have ½, and single chains
-scatter about it by as much again. The paper's largest network has 2.8 at its transition."""
+scatter about it by as much again. The paper's largest network has 2.9 at its transition; the smallest, in which the
+loss does not jump, stays below 1."""
 THERMAL_NOISE = 0.01
 """The range ends where the loss is higher by this share than at its cold end."""
+LARGE_HYSTERESIS = 5 * THERMAL_NOISE
+NEAR_THE_FLOOR = 1.1
+"""A ladder that begins within this factor of the coldest temperature that is judged begins there."""
 SMOOTHING = 1.5
 """Width of the kernel that 𝒱 is smoothed with, as a factor of T."""
 
@@ -26,6 +30,9 @@ class Judgement:
     low: float
     high: float
     conclusive: bool
+    cold_end: str
+    """What the cold end is: "overfitting" that was seen, the "prior" (colder ones are not judged), the "budget" (colder
+    ones were not scanned), or "nothing"."""
     notes: tuple[str, ...]
     transition: float | None
     hysteresis: float
@@ -39,13 +46,13 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     Args:
         curve: dimensions (direction, temperature), sorted by temperature.
         start_loss: of the weights before the scan.
-        coldest: temperatures below it are not judged.
+        coldest: temperatures below it are not judged: weights there are longer than those of the prior.
         tolerance: factor.
     """
     down, up = curve.sel(direction="down"), curve.sel(direction="up")
     temperatures = curve["temperature"].values
     healthy = curve.where(curve["healthy"] & (curve["gradient_variance"] > 0))
-    # On the way up chains are still learning; on the way down they come from equilibrium.
+    # On the way up chains are still learning.
     losses = healthy["loss"].sel(direction="down").values
     variances = np.exp(xr.apply_ufunc(np.log, healthy["gradient_variance"]).mean("direction").values)
     usable = np.isfinite(losses) & np.isfinite(variances) & (temperatures >= coldest * (1 - 1e-6))
@@ -60,7 +67,9 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
             "cold for weights near the prior); raise epochs, scan other temperatures, start from other random weights, "
             "use an identity output, or lower temperature_ratio"
         )
-        return Judgement(middle, middle, False, (note,), None, float("nan"), np.full(len(temperatures), np.nan))
+        return Judgement(
+            middle, middle, False, "nothing", (note,), None, float("nan"), np.full(len(temperatures), np.nan)
+        )
     judged = temperatures[usable]
     smooth = np.exp(_smoothed(judged, np.log(variances[usable])))
     notes = []
@@ -70,11 +79,19 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     low = max([float(judged[0]), *overfit])
     ends = [t for t in (high, _noisy_above(judged, losses[usable], low)) if t is not None]
     high = max(low, min(ends, default=float(judged[-1])))
-    if not overfit:
+    cold_end = "overfitting" if overfit else "prior" if judged[0] <= NEAR_THE_FLOOR * coldest else "budget"
+    if cold_end == "budget":
         notes.append("no overfitting down to the coldest temperature scanned: raise epochs to see colder ones")
-    if not ends:
+    if cold_end == "prior":
+        notes.append(
+            "no overfitting was seen: the cold end is where weights of the prior are twice as long (squared) as those "
+            "of a short training; give temperatures to look colder"
+        )
+    if not ends and judged[-1] == temperatures[-1]:
         notes.append("neither 𝒱 nor the loss rises up to the hottest temperature scanned: scan hotter ones")
     inside = (temperatures >= low * (1 - 1e-6)) & (temperatures <= high * (1 + 1e-6)) & usable
+    if not inside.any():  # between two rungs
+        inside[np.flatnonzero(usable)[np.argmin(np.abs(np.log(judged / low)))]] = True
     gaps = np.abs(up["loss"].values / down["loss"].values - 1)[inside]
     gaps = gaps[np.isfinite(gaps)]
     num_dead = int(down["dead_class"].values.sum())
@@ -84,9 +101,15 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
             "example); other random weights, or an identity output, may keep it"
         )
     hysteresis = float(gaps.max()) if gaps.size else float("nan")
+    if hysteresis > LARGE_HYSTERESIS:
+        notes.append(
+            f"the loss on the way up and down differs by {hysteresis:.0%}: the chains were far from equilibrium; raise "
+            "epochs"
+        )
     order_parameter = np.full(len(temperatures), np.nan)
     order_parameter[usable] = smooth
-    return Judgement(low, high, bool(ends), tuple(notes), transition, hysteresis, order_parameter)
+    conclusive = bool(ends) and cold_end != "budget"
+    return Judgement(low, high, conclusive, cold_end, tuple(notes), transition, hysteresis, order_parameter)
 
 
 def _smoothed(temperatures: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -1,10 +1,11 @@
 """Scanning temperatures on a budget: chains walk a ladder of temperatures together, up and down again.
 
-They start from a short training on the coldest rung, climb to the hottest and come back: on the way up they are colder
-than their rung, on the way down hotter, and equilibrium is between; the difference is the hysteresis. A chain relaxes
-in τ = 1/(4·T·𝒯) examples, whatever the batch size, and a rung lasts a set share of its τ. So the walk down to T costs
-about τ(T), all hotter rungs included; in a grid of independent chains each would cost that. The cost is counted in
-examples whose loss or gradient was computed, measurements included.
+They start from a short training on the coldest rung, climb to the hottest and come back; the difference between the two
+ways is the hysteresis. What the data hold relaxes in τ = 1/(4·T·𝒯) examples, whatever the batch size, and a rung lasts
+a set share of its τ. So the walk down to T costs about τ(T), all hotter rungs included; in a grid of independent chains
+each would cost that. What the regulariser alone holds, and with it |w|², takes longer: a scan on a small budget sees
+the data's answer to T and no equilibrium. The cost is counted in examples whose loss or gradient was computed,
+measurements included.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def make_ladder(
     """Rungs of lengths in proportion to 1/T. By default the batch is so small that the shortest has two stretches."""
     num_examples = dataset.num_examples
     grid = np.asarray(temperatures, float)
-    spacing = 1 - 1 / (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
+    spacing = 1 - np.exp(-np.gradient(np.log(grid)))
     lengths = relaxations * spacing / (4 * grid * temperature_ratio)
     if batch_size is None:
         batch_size = int(np.clip(lengths[-1] / (2 * STRETCH_STEPS), 16, max(16, num_examples // 100)))
@@ -171,6 +172,8 @@ class Stay:
     weights: Weights
     """Where the chains ended, leading axis over the chains; those that failed are where they came from."""
     cost: int
+    best_chain: int
+    """One that stayed finite and lost no class, if there is one."""
 
 
 def walk(ladder: Ladder, starts: Weights, key: Key, progress: bool | None) -> Iterator[Stay]:
@@ -199,10 +202,10 @@ def walk(ladder: Ladder, starts: Weights, key: Key, progress: bool | None) -> It
         trace = result.trace.isel(temperature=0)
         finite = np.isin(trace["status"].values[:, -1], HEALTHY) & np.isfinite(trace["loss"].values[:, -1])
         starts = _replaced(starts, finite, jax.tree.map(lambda w: w[0], result.weights))
-        averages = _averages(trace, finite)
+        averages, best = _averages(trace, finite)
         averages["gradient_variance"] = averages["gradient_variance"] * ladder.variance_scale
         cost = num_chains * ladder.cost_of(rung)
-        yield Stay(direction, ladder.temperatures[rung], averages, starts, cost)
+        yield Stay(direction, ladder.temperatures[rung], averages, starts, cost, best)
 
 
 def _replaced(old: Weights, where: np.ndarray, new: Weights) -> Weights:
@@ -210,8 +213,9 @@ def _replaced(old: Weights, where: np.ndarray, new: Weights) -> Weights:
     return jax.tree.map(lambda a, b: np.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new)
 
 
-def _averages(trace: xr.Dataset, finite: np.ndarray) -> xr.Dataset:
-    """Over the records of a rung and the finite chains that lost no class; over the finite ones where all did."""
+def _averages(trace: xr.Dataset, finite: np.ndarray) -> tuple[xr.Dataset, int]:
+    """Over the records of a rung and the finite chains that lost no class, over the finite ones where all did; and the
+    first of those chains."""
     dead = np.zeros_like(finite)
     if "dead_class" in trace:
         dead = finite & trace["dead_class"].isel(draw=-1).any("class").values
@@ -224,7 +228,7 @@ def _averages(trace: xr.Dataset, finite: np.ndarray) -> xr.Dataset:
     averages = kept.mean(("chain", "draw"), skipna=False)
     averages["dead_class"] = ((), bool(dead.any()))
     averages["healthy"] = ((), bool(healthy.any()))
-    return averages.drop_vars("temperature", errors="ignore")
+    return averages.drop_vars("temperature", errors="ignore"), int(np.argmax(used))
 
 
 def hidden_variance(values: Any, weights: Weights, hidden_layers: Sequence[str] | None) -> Any:
