@@ -36,4 +36,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:           ## Remove the environment and everything generated
-	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist demo demo-before .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

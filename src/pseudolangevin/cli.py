@@ -109,7 +109,7 @@ def sample(
 
 @app.command(
     epilog="pseudolangevin resume runs/first\n\n"
-    "pseudolangevin resume runs/first --steps 400000   (extends a finished run)"
+    "pseudolangevin resume runs/first --steps 800000   (extends a finished run)"
 )
 def resume(
     run_dir: RunDir,
@@ -183,7 +183,7 @@ def temperature(
     overrides: Overrides = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="25"),
+        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="25 or more"),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -44,7 +44,7 @@ SETTINGS = {
 def run_demo(out: Path, *, console: Console | None = None) -> int:
     """Sample, print, draw; the exit code."""
     console = console or Console()
-    _make_room(out)
+    _make_room(out, console)
     started = time.perf_counter()
     settings = Settings.model_validate(SETTINGS)
     console.print(
@@ -105,10 +105,13 @@ def with_error(value: Average) -> str:
     return f"{value.mean:.{digits}f}({round(error * 10**digits)})"
 
 
-def _make_room(out: Path) -> None:
-    """Replace an older demo; leave anything else alone."""
+def _make_room(out: Path, console: Console) -> None:
+    """Put an older demo aside, in place of the one before it; leave anything else alone."""
     if not out.exists() or not any(out.iterdir()):
         return
     if not (out / "demo.png").exists() and not (out / "config.toml").exists():
         raise ConfigError([f"{out} is not empty and not a demo; choose another folder with --out"])
-    shutil.rmtree(out)
+    aside = out.with_name(out.name + "-before")
+    shutil.rmtree(aside, ignore_errors=True)
+    out.rename(aside)
+    console.print(f"the demo of before is now in {aside}", highlight=False)

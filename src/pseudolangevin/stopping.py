@@ -11,29 +11,30 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_CODE = 130
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
-PATIENCE = 1.0
-"""Seconds after a second signal in which Python may still interrupt in good order."""
+ENDED = "ended at once; what was recorded is safe, and the run continues from its last checkpoint with `resume`"
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether a stop was asked for; a second Ctrl-C interrupts at once.
+    """Yields a function that says whether a stop was asked for; a second Ctrl-C ends the process at once.
 
-    At once is like a kill: the run continues from its last checkpoint. In an interactive session, whose process is not
-    ours to end, it is as soon as compiled code returns. Outside the main thread, where signals cannot be caught, a stop
-    is never asked for.
+    At once is like a kill: the run continues from its last checkpoint. An exception would come out anywhere, also in a
+    callback of JAX, where it ends the process by a segmentation fault. In an interactive session, whose process is not
+    ours to end, there is no other way. Outside the main thread, where signals cannot be caught, a stop is never asked
+    for.
     """
     asked = False
+    interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked:
+        if asked and interactive:
             raise KeyboardInterrupt
         asked = True
 
@@ -42,7 +43,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         return
     before = {number: signal.signal(number, ask) for number in SIGNALS}
     try:
-        with _answer_at_once():
+        with nullcontext() if interactive else _answer_at_once():
             yield lambda: asked
     finally:
         for number, handler in before.items():
@@ -51,26 +52,21 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _answer_at_once() -> Iterator[None]:
-    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
-        yield
-        return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    over = threading.Event()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    thread = threading.Thread(target=_listen, args=(reader, over), name="pseudolangevin-signals", daemon=True)
+    thread = threading.Thread(target=_listen, args=(reader,), name="pseudolangevin-signals", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
         signal.set_wakeup_fd(before)
         os.close(writer)  # which ends the thread
         thread.join()
         os.close(reader)
 
 
-def _listen(reader: int, over: threading.Event) -> None:
+def _listen(reader: int) -> None:
     """Read the numbers of signals, a byte each, as they arrive."""
     seen = 0
     while number := os.read(reader, 1):
@@ -79,5 +75,6 @@ def _listen(reader: int, over: threading.Event) -> None:
         seen += 1
         if seen == 1:
             print(STOPPING, file=sys.stderr, flush=True)
-        elif not over.wait(PATIENCE):
+        else:
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{ENDED}\n".encode())
             os._exit(EXIT_CODE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from .temperature import TemperatureRange
 
@@ -37,6 +38,10 @@ def temperature_figure(found: TemperatureRange) -> Figure:
         axes.axvline(found.temperature, color="#009e73", lw=1.4, label="recommended")
         axes.axvline(found.bayesian_temperature, color="0.4", lw=1, ls=":", label="1/P")
         axes.set(xscale="log", yscale=scale, xlabel="T", title=label)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        if found.curve["temperature"].values[-1] < 100 * found.curve["temperature"].values[0]:  # few powers of ten
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-")))
         axes.title.set_fontsize(10)
         axes.grid(alpha=0.25)
     figure.axes[0].legend(frameon=False, fontsize=8)

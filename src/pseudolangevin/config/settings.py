@@ -237,7 +237,7 @@ class Settings(Section):
     record_every: Count = Field(
         default=DEFAULT_RECORD_EVERY,
         description="steps between records; num_steps is a multiple of it. A record visits all examples, like P/S "
-        "steps. Unset: 10 000, or 40 records of a shorter run",
+        "steps. Unset: 10000, or 40 records of a shorter run",
     )
     seed: Seed = Field(default=0, description="of the dynamics")
     task: Annotated[TaskSection, Field(discriminator="kind")] = Field(default=SpinVectors(), description="the data")

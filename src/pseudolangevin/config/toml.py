@@ -134,7 +134,7 @@ def _entry(name: str, value: Any, description: str | None) -> list[str]:
     description = description or ""
     if len(text) + len(description) < 110:
         return [f"{text}  # {description}" if description else text]
-    return [*("# " + line for line in textwrap.wrap(description, 110)), text]
+    return [*("# " + line for line in textwrap.wrap(description, 110, break_on_hyphens=False)), text]
 
 
 def _value(value: Any) -> str:

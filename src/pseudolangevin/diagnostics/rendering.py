@@ -63,8 +63,7 @@ def to_text(certificate: Certificate, *, width: int = 160, folder: Path | None =
 
 def summary(certificate: Certificate) -> str:
     """One sentence: the verdict, and what it hangs on."""
-    # A line that does not hold and does not count is no reason for the verdict.
-    counted = [line for line in certificate.lines if line.required or line.passed]
+    counted = [line for line in certificate.lines if line.required]
     counts = {verdict: [line for line in counted if line.verdict is verdict] for verdict in Verdict}
     parts = [f"certificate {certificate.verdict}: {len(counts[Verdict.PASSED])} of {len(counted)} lines passed"]
     for verdict in (Verdict.FAILED, Verdict.UNDECIDED):

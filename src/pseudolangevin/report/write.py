@@ -23,6 +23,7 @@ from ..runfiles import (
     read_trace,
 )
 from ..runs import load
+from ..store.folder import RunFolderError
 from .page import report_html
 
 
@@ -40,7 +41,7 @@ def write_report(run_dir: str | Path, certificate: Certificate | None = None) ->
     path = check_run_folder(run_dir)
     trace = read_trace(path)
     if trace is None:
-        raise ValueError(f"run_dir = {str(run_dir)!r} has no readable trace.zarr; nothing was recorded there yet")
+        raise RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
     samples = read_samples(path)
     config, provenance = read_config(path), read_provenance(path)
     error = ""
