@@ -80,7 +80,7 @@ def test_overrides():
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
-@pytest.mark.parametrize(("num_steps", "records"), [(400_000, 40), (500_000, 50), (20_000, 40), (250, 50), (7, 7)])
+@pytest.mark.parametrize(("num_steps", "records"), [(600_000, 40), (750_000, 50), (20_000, 40), (250, 50), (7, 7)])
 def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
     assert config.parse(f"num_steps = {num_steps}").num_records == records
 

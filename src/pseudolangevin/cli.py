@@ -109,7 +109,7 @@ def sample(
 
 @app.command(
     epilog="pseudolangevin resume runs/first\n\n"
-    "pseudolangevin resume runs/first --steps 800000   (extends a finished run)"
+    "pseudolangevin resume runs/first --steps 1200000   (extends a finished run)"
 )
 def resume(
     run_dir: RunDir,

@@ -40,6 +40,8 @@ def measure(deadline: Deadline, changes: dict[str, Any] | None = None) -> dict[s
     weights = experiment.starting_weights()
     with tempfile.TemporaryDirectory() as parent, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadClassWarning)
+        # The first folder of a process waits for imports, which are no more part of a run than compilation.
+        RunWriter.create(RunFolder.fresh(Path(parent) / "first"), plan, plan.init(weights, 0), settings.recording)
         return _compare(settings, plan, weights, RunFolder.fresh(Path(parent) / "run"), deadline)
 
 

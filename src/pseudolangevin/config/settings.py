@@ -35,10 +35,10 @@ NOT_IN_FILES = ("potential", "dataset", "key", "validation", "validate_every", "
 """Arguments of samplers and tasks that come from elsewhere, or from Python alone."""
 WITHOUT_TEMPERATURE = ("adam",)
 DEFAULT_TEMPERATURES = [1e-5, 3e-5]
-DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 10_000, 40
+DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 15_000, 40
 """A record visits every example of the training and the test set, which takes as long as 100 steps or so; this far
 apart they cost less than 5 % of the run (`pseudolangevin bench` measures it), the checkpoints at its start and end
-included, also where the run takes ten seconds. It is a multiple of the shortest refresh
+included, also where the run takes fifteen seconds. It is a multiple of the shortest refresh
 interval, so segments of one length do."""
 MAX_RECORDS = 10_000_000
 MAX_SEED = 2**32 - 1
@@ -237,7 +237,7 @@ class Settings(Section):
     record_every: Count = Field(
         default=DEFAULT_RECORD_EVERY,
         description="steps between records; num_steps is a multiple of it. A record visits all examples, like P/S "
-        "steps. Unset: 10000, or 40 records of a shorter run",
+        "steps. Unset: 15000, or 40 records of a shorter run",
     )
     seed: Seed = Field(default=0, description="of the dynamics")
     task: Annotated[TaskSection, Field(discriminator="kind")] = Field(default=SpinVectors(), description="the data")
