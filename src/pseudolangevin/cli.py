@@ -135,6 +135,7 @@ def resume(
 def check(
     run_dir: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
+    noise_draws: Annotated[int, typer.Option(min=0, help="Mini-batches drawn to look at the noise.")] = 1_000,
 ) -> int:
     """Check that the samples can be trusted: exit 0 when the certificate holds, 1 when it does not."""
     from . import runs
@@ -144,7 +145,7 @@ def check(
     result = runs.load(run_dir)
     if result.trace.sizes["draw"] == 0:
         raise runs.RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
-    verdict = certificate(result)
+    verdict = certificate(result, noise_draws=noise_draws)
     if as_json:
         print(json.dumps(verdict.to_dict(), indent=2))
     else:

@@ -177,7 +177,11 @@ def test_too_few_samples_are_undecided_and_say_how_many_more(correct_run):
     assert "resume" not in str(certificate)  # nothing is known of a folder
     last = to_text(certificate, folder=Path("runs/first")).splitlines()[-1]
     assert f"more steps per chain; `pseudolangevin resume runs/first --steps {total}`" in last
-    assert "certificate(…, noise_draws=" in judged(correct_run, ks_tolerance=0.02).advice
+    noisy = judged(correct_run, ks_tolerance=0.02)
+    assert "certificate(…, noise_draws=" in noisy.advice
+    assert (
+        "`pseudolangevin check runs/first --noise-draws " in to_text(noisy, folder=Path("runs/first")).splitlines()[-1]
+    )
     for num_draws in (1, 2, 5, 11):
         tiny = replace(correct_run, trace=correct_run.trace.isel(draw=slice(0, num_draws)))
         assert judged(tiny, noise_draws=0).verdict == "undecided"

@@ -93,7 +93,10 @@ def advice(certificate: Certificate, folder: Path | None = None) -> str:
         longer = "longer still" if steps else f"a run more than {LARGEST_FACTOR} times as long"
         parts.append(f"{longer} for {_names(far)}")
     if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
-        parts.append(f"more draws of noise: certificate(…, noise_draws={certificate.length.noise_draws + draws})")
+        draws += certificate.length.noise_draws
+        command = f"`pseudolangevin check {folder} --noise-draws {draws}`"
+        again = command if folder else f"certificate(…, noise_draws={draws})"
+        parts.append(f"more draws of noise: {again}")
     others = [line for line in lines if not (line.more_steps or line.more_draws)]
     parts += [f"{line.name}: {line.message}" for line in others[:1]]
     return f"undecided: {'; '.join(parts)}"
