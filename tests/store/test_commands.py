@@ -64,7 +64,7 @@ def test_a_chain_that_stops_is_reported_by_the_exit_code(tmp_path, capsys):
 
 
 def test_check(copy, capsys):
-    code = cli.run(["check", str(copy), "--json"])
+    code = cli.run(["check", str(copy), "--json", "--noise-draws", "50"])
     verdict = json.loads(capsys.readouterr().out)
     assert code == (0 if verdict["passed"] else 1)
     assert {line["name"] for line in verdict["lines"]}
