@@ -42,6 +42,9 @@ MIN_EXAMPLES = 1e6
 """Small data sets need more passes: a relaxation time is a number of examples."""
 QUENCH_SHARE = 0.1
 """Of the budget, for the training that the chains start from."""
+RATIO, RATIO_WEIGHTS = 0.1, 1e5
+"""𝒯 of the scan by default, up to so many weights; beyond, it falls as 1/√N. The heat that the collective directions of
+the mini-batch noise take up grows with 𝒯·N: with a million weights chains at 𝒯 = 0.1 turned non-finite."""
 SPAN = 16.0
 """The hottest rung of the default ladder over the coldest, at least; and it ends no colder than `HOT`/P."""
 HOT = 8.0
@@ -156,7 +159,7 @@ def find_temperature(
     num_chains: int = 2,
     epochs: float | None = None,
     batch_size: int | None = None,
-    temperature_ratio: float = 0.1,
+    temperature_ratio: float | None = None,
     tolerance: float = 4.0,
     hidden_layers: Sequence[str] | None = None,
     key: Key | int = 0,
@@ -184,7 +187,8 @@ def find_temperature(
         epochs: the budget, in examples visited over P, measurements included; default: 25, or a million examples where
             that is more. It is kept unless it is too small even for a ladder that begins at 30/P; the cost is reported.
         batch_size: examples per mini-batch; default: small enough for the shortest rung to have two stretches.
-        temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy.
+        temperature_ratio: 𝒯 of the scan. Large, because a scan needs speed and not accuracy; default: 0.1, falling as
+            1/√N beyond 100 000 weights.
         tolerance: how far above its minimum 𝒱 may be within the range. In the paper's largest network it grows a
             hundredfold across the transition.
         hidden_layers: names of the layers whose 𝒱 counts; default: all but the last.
@@ -201,6 +205,8 @@ def find_temperature(
     given = None if temperatures is None else _checked_grid(temperatures)
     epochs = max(DEFAULT_EPOCHS, MIN_EXAMPLES / dataset.num_examples) if epochs is None else epochs
     check_positive("epochs", epochs)
+    if temperature_ratio is None:
+        temperature_ratio = RATIO * min(1.0, RATIO_WEIGHTS / trees.num_weights(weights)) ** 0.5
     check_interval("tolerance", tolerance, 1.01, 100, "it is a factor above the smallest 𝒱")
     potential.check(weights, dataset)
     hidden_names(list(trees.layers(weights)), hidden_layers)

@@ -41,8 +41,11 @@ MIN_VARIANCE_EXAMPLES = 256
 MIN_OBSERVED = 500
 RECORDS_PER_RUNG = 2
 QUENCH_BATCH = 128
-QUENCH_RATE = 5e-4
-MIN_QUENCH_STEPS = 32
+QUENCH_RATE, QUENCH_WEIGHTS = 5e-4, 1e5
+"""Of Adam, up to so many weights; beyond, it falls as 1/N, as the paper's rates do. A step of the same length moves the
+scores of a wider network by more: with a million weights it cost a class."""
+MIN_QUENCH_STEPS, MAX_QUENCH_STEPS = 32, 20_000
+"""At most, however large the budget: it is to be short of overfitting."""
 MAX_STRETCHES = 2**14
 """Of one rung; where it would take more, the batch is too small for the budget."""
 
@@ -135,11 +138,12 @@ def quench(
 ) -> tuple[Weights, int]:
     """Weights after a short training by Adam, and its cost: a chain would learn the same far more slowly."""
     batch_size = min(QUENCH_BATCH, dataset.num_examples)
-    num_steps = max(MIN_QUENCH_STEPS, int(examples / batch_size))
+    num_steps = int(np.clip(examples / batch_size, MIN_QUENCH_STEPS, MAX_QUENCH_STEPS))
+    learning_rate = QUENCH_RATE * min(1.0, QUENCH_WEIGHTS / trees.num_weights(weights))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadClassWarning)  # chains at high temperatures may wake it up again
         result = sample(
-            adam(potential, dataset, batch_size=batch_size, learning_rate=QUENCH_RATE),
+            adam(potential, dataset, batch_size=batch_size, learning_rate=learning_rate),
             weights,
             num_steps=num_steps,
             record_every=num_steps,

@@ -137,6 +137,7 @@ def test_every_reproduction_writes_its_rows_and_picture(name, tmp_path, monkeypa
 
     for maker in ("trained_starts", "living_starts"):
         monkeypatch.setattr(module, maker, untrained, raising=False)
+    monkeypatch.setattr(module, "learning_starts", lambda *a, **k: 2 * (untrained(*a, **k),), raising=False)
     monkeypatch.setattr(module, "spin_task", small_task, raising=False)
     monkeypatch.setattr(module, "pseudo_langevin", partial(pseudo_langevin, **SHORT))
     if name == "fashion":

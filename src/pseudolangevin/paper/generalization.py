@@ -29,7 +29,7 @@ from ..samplers.adam import adam
 from ..samplers.base import Sampler
 from ..samplers.langevin import pseudo_langevin
 from ..types import Array, Weights
-from .generalization_view import ADAM, OVERFITTED, RANDOM, THERMAL, Outcome, Phase, draw, rows_of
+from .generalization_view import ADAM, OVERFITTED, QUIET, QUIET_SCORES, RANDOM, THERMAL, Outcome, Phase, draw, rows_of
 from .results import Reproduction
 from .spins import SpinTask, keep_end, living_starts, spin_task
 from .starts import lively_starts, thermal_start
@@ -46,6 +46,7 @@ class Pace:
     temperature_ratio: float = 0.01
     reset_probability: float = 0.1
     max_refresh_interval: int = 50_000
+    mass_floor: float = 0.01
     record_every: int = 500
 
     def sampler(self, task: SpinTask, batch_size: int) -> Sampler:
@@ -64,7 +65,7 @@ class Settings:
     total_seconds: float
     """Of everything, compilation included."""
     paces: Mapping[str, Pace]
-    """That of the published curves, and one that measures 𝒱 often and lets masses follow it, for equilibrium."""
+    """That of the curves from random weights, and two that measure 𝒱 often, for equilibrium."""
     adam_batch_size: int
     """128 in the paper; larger ones take as long on a GPU, and overfitting is seen sooner."""
     learning_rate: float
@@ -73,6 +74,8 @@ class Settings:
     test_examples: int
     """Of the test set, along the run; the last weights are tested on all of it."""
     chunk_size: int
+    alive_after: int
+    """Steps after which a random start must still know all classes."""
     cheap_starts: bool = True
     """Whether the start is chosen before any training."""
     seed: int = 0
@@ -84,6 +87,8 @@ class Settings:
 
 NUM_STARTS = 6
 """Random starts that are tried before one is taken as it is."""
+KNOWS_ALL = 0.15
+"""An error above this says that a class is lost; without its class a tenth of the examples is misclassified."""
 
 SETTINGS = {
     "paper": Settings(
@@ -92,23 +97,28 @@ SETTINGS = {
         phases=(
             Phase("3e-7", 3e-7, THERMAL, 12_288, 60, "equilibrium"),
             Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium"),
-            Phase("1e-6", 1e-6, "3e-7", 40_960, 45, "equilibrium"),
+            Phase("1e-6", 1e-6, QUIET, 40_960, 45, "equilibrium"),
             Phase("3e-7 from random weights", 3e-7, RANDOM, 6_000, 30),
-            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 65),
+            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 75),
             Phase(ADAM, None, RANDOM, 2_000_000, 40),
             Phase(OVERFITTED, None, RANDOM, 2_000_000, 32),
             Phase("1e-7 from overfitted weights", 1e-7, OVERFITTED, 12_288, 14, "equilibrium"),
-            Phase("1e-5", 1e-5, "1e-6", 6_144, 8, "equilibrium"),
-            Phase("1e-4", 1e-4, "1e-5", 6_144, 8, "equilibrium"),
+            Phase("1e-5", 1e-5, QUIET, 6_144, 12, "hot"),
+            Phase("1e-4", 1e-4, QUIET, 6_144, 8, "hot"),
         ),
         total_seconds=330,
-        paces={"published": Pace(4_000, 3), "equilibrium": Pace(1_024, 7, 0.01, 1.0, 1_024, record_every=512)},
+        paces={
+            "published": Pace(4_000, 3),
+            "equilibrium": Pace(1_024, 7, max_refresh_interval=1_024, record_every=512),
+            "hot": Pace(256, 6, 0.003, max_refresh_interval=256, mass_floor=0.1, record_every=512),
+        },
         adam_batch_size=1_024,
         learning_rate=3e-4,
         adam_record_every=1_000,
         observe_examples=150_000,
         test_examples=200_000,
         chunk_size=25_000,
+        alive_after=4_000,
     ),
     "smoke": Settings(
         hidden_units=50,
@@ -128,6 +138,7 @@ SETTINGS = {
         observe_examples=10_000,
         test_examples=10_044,
         chunk_size=4_096,
+        alive_after=500,
         cheap_starts=False,
     ),
 }
@@ -154,9 +165,11 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         if phase.start == RANDOM:
             start = _that_lives(phase, chosen, starts, task, settings, seed)
             run = _run(phase, chosen, start, task, settings, seconds, seed)
-        elif phase.start == THERMAL:
+        elif phase.start in (THERMAL, QUIET):
             assert phase.temperature is not None
-            start = thermal_start(task.network, task.train, task.potential, phase.temperature, seed=settings.seed)
+            system = (task.network, task.train, task.potential, phase.temperature)
+            scores = QUIET_SCORES if phase.start == QUIET else 1.0
+            start = thermal_start(*system, scores=scores, seed=settings.seed)
             run = _run(phase, chosen, start, task, settings, seconds, seed)
         else:
             run = _run(phase, chosen, ends[phase.start], task, settings, seconds, seed)
@@ -199,20 +212,21 @@ def _overfitter(task: SpinTask, settings: Settings) -> Sampler:
 def _that_lives(
     phase: Phase, sampler: Sampler, starts: Weights, task: SpinTask, settings: Settings, seed: int
 ) -> Weights:
-    """The first start whose classes are all alive at the first record.
+    """The first start that still knows all classes after some thousand steps.
 
-    A class with a signal at the start may lose it within the first hundreds of steps, for good.
+    A class with a signal at the start may lose it on the way, for good.
     """
     num_starts = jax.tree.leaves(starts)[0].shape[1]
     for index in range(num_starts):
         start = jax.tree.map(lambda w, i=index: w[0, i], starts)
         if index == num_starts - 1:
             break
-        short = replace(phase, max_steps=settings.record_every(phase))
+        record_every = settings.record_every(phase)
+        short = replace(phase, max_steps=record_every * max(1, settings.alive_after // record_every))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeadClassWarning)
-            trace = _run(short, sampler, start, task, settings, 0.0, seed, quiet=True).trace
-        if not trace["dead_class"].values[..., -1, :].any():
+            trace = _run(short, sampler, start, task, settings, float("inf"), seed, quiet=True).trace
+        if not trace["dead_class"].values[..., -1, :].any() and trace["error"].values[..., -1] < KNOWS_ALL:
             break
     return start
 
@@ -279,7 +293,16 @@ def _outcome(phase: Phase, run: TimedRun, task: SpinTask, settings: Settings) ->
     virial = average(trace["virial_temperature"].values, burn_in=0.5).mean / phase.temperature
     record |= {"averages": {name: value.mean for name, value in averages.items()}}
     record |= {"layer_gradient_variances": [v.mean for v in layers], "virial_over_temperature": virial}
+    record |= {"squared_norm": [round(float(v), 1) for v in trace["squared_norm"].values]}
+    prior = phase.temperature / task.potential.smallest_stiffness(task.num_weights)
+    record |= {"squared_norm_over_prior_by_layer": _over_prior(run.weights, prior)}
     return Outcome(phase, steps, test_errors, averages, layers, record=record)
+
+
+def _over_prior(weights: Weights, variance: float) -> dict[str, float]:
+    """Mean square of every layer's weights, over what the prior gives them."""
+    mean_squares = {n: trees.squared_norm(w) / trees.num_weights(w) for n, w in trees.layers(weights).items()}
+    return {name: float(value) / variance for name, value in mean_squares.items()}
 
 
 def _variance(values: np.ndarray) -> Average:

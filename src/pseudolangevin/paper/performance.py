@@ -66,7 +66,7 @@ CASES = {
         Case(Course(12, 2e-4, 5, 6, 0, 5, 17_610), 50, 12, (10, 30, 100), 0.1, 1.0),
     ),
 }
-TIME_LIMIT = {"paper": 230.0, "smoke": 600.0}
+TIME_LIMIT = {"paper": 330.0, "smoke": 600.0}
 """No further case is begun after this many seconds."""
 
 

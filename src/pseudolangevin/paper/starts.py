@@ -20,14 +20,22 @@ MAX_TRIES = 1_000
 
 
 def thermal_start(
-    network: FeedForward, dataset: Dataset, potential: Potential, temperature: float, *, seed: int = 0
+    network: FeedForward,
+    dataset: Dataset,
+    potential: Potential,
+    temperature: float,
+    *,
+    scores: float = 1.0,
+    seed: int = 0,
 ) -> Weights:
-    """Weights from N(0, N·T/λ), the last layer scaled down to scores of order one; no class begins silent.
+    """Weights from N(0, N·T/λ), the last layer scaled down to a spread of the `scores`; no class begins silent.
 
     Above the transition nearly all directions of weight space are held by the regulariser alone. From here they are at
     their temperature at once, and what the data say is found within hundreds of steps; from the small weights of an
     initialisation, |w|² takes 𝒱/(4·T·𝒯·λ/N) steps to grow, far longer. The last layer is small so that the network
-    begins undecided: at a high T the scores of the prior are in the hundreds.
+    begins undecided: at a high T the scores of the prior are in the hundreds. How small it was is forgotten slowly:
+    with a large last layer, the one before it feels more of the data, is held by them, and has a larger 𝒱. Well above
+    the transition, scores of 0.1 are near equilibrium; from scores of one it is not reached in ten thousand steps.
     """
     inputs = dataset.head(min(2_000, dataset.num_examples)).inputs
     shapes = jax.eval_shape(network.init, jax.random.key(0))
@@ -37,10 +45,10 @@ def thermal_start(
     @jax.jit
     def draw(key: Key, inputs: Array) -> tuple[Weights, Array]:
         weights = jax.tree.map(lambda xi: scale * xi, trees.normal_like(key, shapes))
-        scores = network.apply(weights, inputs)
-        quieter = jnp.minimum(1.0, 1 / jnp.std(scores))
+        outputs = network.apply(weights, inputs)
+        quieter = jnp.minimum(1.0, scores / jnp.std(outputs))
         weights = weights | {last: jax.tree.map(lambda w: quieter * w, weights[last])}
-        return weights, jnp.min(jnp.mean(scores > 0, axis=0))
+        return weights, jnp.min(jnp.mean(outputs > 0, axis=0))
 
     for candidate in range(seed, seed + MAX_TRIES):
         weights, least_share = draw(jax.random.key(candidate), inputs)
