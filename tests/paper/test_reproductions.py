@@ -105,7 +105,7 @@ TINY = {
         "SETTINGS",
         lambda s: replace(s, hidden_units=3, weight_decay=spins.WEIGHT_DECAY, num_train=600, batch_size=100,
                           record_every=10, refresh_every=80, warmup_refreshes=3, adam_record_every=20,
-                          groups=tuple(replace(g, max_steps=40) for g in s.groups)),
+                          selection_steps=10, groups=tuple(replace(g, max_steps=40) for g in s.groups)),
     ),
 }  # fmt: skip
 
@@ -137,7 +137,6 @@ def test_every_reproduction_writes_its_rows_and_picture(name, tmp_path, monkeypa
 
     for maker in ("trained_starts", "living_starts"):
         monkeypatch.setattr(module, maker, untrained, raising=False)
-    monkeypatch.setattr(module, "learning_starts", lambda *a, **k: 2 * (untrained(*a, **k),), raising=False)
     monkeypatch.setattr(module, "spin_task", small_task, raising=False)
     monkeypatch.setattr(module, "pseudo_langevin", partial(pseudo_langevin, **SHORT))
     if name == "fashion":

@@ -60,39 +60,30 @@ def living_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> Weights:
 
     ReLU on the logits leaves some random starts with a class that never learns, or hardly; these are passed over.
     """
-    return learning_starts(task, num_starts, seed=seed)[0]
-
-
-def learning_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> tuple[Weights, Weights]:
-    """`living_starts`, and the same after their ten epochs of Adam."""
     num_candidates = 8 * num_starts
-    found: list[tuple[Weights, Weights]] = []
+    found: list[Weights] = []
     for attempt in range(8):
         found += _learning(task, range(seed + attempt * num_candidates, seed + (attempt + 1) * num_candidates))
         if len(found) >= num_starts:
-            random, trained = zip(*found[:num_starts], strict=True)
-            return _side_by_side(random), _side_by_side(trained)
+            return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *found[:num_starts])
     raise ValueError(
         f"only {len(found)} of {8 * num_candidates} random starts keep all classes alive; try another seed"
     )
 
 
-def _side_by_side(weights: Sequence[Weights]) -> Weights:
-    return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *weights)
-
-
-def _learning(task: SpinTask, seeds: Sequence[int]) -> list[tuple[Weights, Weights]]:
-    """The candidates that learn all classes, before and after: none dead, and an error near the best one's.
+def _learning(task: SpinTask, seeds: Sequence[int]) -> list[Weights]:
+    """The candidates that learn all classes: none is dead, and the error is near the best one's.
 
     A class whose score is positive for a handful of examples is not dead, and as good as lost.
     """
     candidates = [task.network.init(jax.random.key(s)) for s in seeds]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *candidates)
     num_steps = 10 * task.train.num_examples // 128
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadClassWarning)
         result = sample(
             adam(task.potential, task.train, learning_rate=1e-3),
-            _side_by_side(candidates),
+            stacked,
             num_chains=len(candidates),
             num_steps=num_steps,
             record_every=num_steps,
@@ -101,8 +92,7 @@ def _learning(task: SpinTask, seeds: Sequence[int]) -> list[tuple[Weights, Weigh
     last = result.trace.isel(temperature=0, draw=-1)
     dead, errors = last.dead_class.any("class").values, last.error.values
     learned = ~dead & (errors <= np.min(errors, where=~dead, initial=1.0) + LOST_CLASS)
-    ends = [jax.tree.map(lambda w, i=i: np.asarray(w[0, i]), result.weights) for i in range(len(candidates))]
-    return [(start, end) for start, end, good in zip(candidates, ends, learned, strict=True) if good]
+    return [candidate for candidate, good in zip(candidates, learned, strict=True) if good]
 
 
 def trained_starts(
