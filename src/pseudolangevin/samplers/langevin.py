@@ -70,7 +70,8 @@ def pseudo_langevin(
         max_temperature_ratio: 𝒯max, the ratio above which a mass is raised; default: `temperature_ratio`.
         momentum_retention: c1 = exp(−γδt/2).
         time_step: δt. Scaling it by s scales masses by s²: the dynamics are the same.
-        reset_probability: ρ_reset, the chance that a refresh starts masses and momenta anew.
+        reset_probability: ρ_reset, the chance that a refresh starts masses and momenta anew. Resets more frequent than
+            the relaxation time bias the samples towards a large 𝒱; with 0, masses are only ever raised.
         refresh_every: base interval between measurements of 𝒱, in steps; rounded down to a multiple of 2ᵏ, k the number
             of warm-up refreshes.
         warmup_refreshes: k early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each starts masses and momenta
