@@ -119,7 +119,7 @@ def make_ladder(
         dataset,
         batch_size=batch_size,
         temperature_ratio=temperature_ratio,
-        reset_probability=1.0,
+        reset_probability=0.0,  # masses are chosen anew on every rung; within one, they must not follow the weights
         refresh_every=STRETCH_STEPS,
         max_refresh_interval=STRETCH_STEPS,
         warmup_refreshes=0,
