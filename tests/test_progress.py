@@ -1,7 +1,6 @@
 """The progress bar: there for a person, silent otherwise."""
 
 import io
-
 import re
 
 import jax

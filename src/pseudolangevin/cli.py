@@ -332,8 +332,9 @@ def _report_outcome(outcome: Any) -> int:
             "yellow",
         )
         return FAILED
-    if not outcome.nothing_to_do:
-        print(f"next: pseudolangevin check {outcome.path}   (extend it: pseudolangevin resume {outcome.path} --steps N)")
+    if outcome.nothing_to_do:
+        return DONE
+    print(f"next: pseudolangevin check {outcome.path}   (extend it: pseudolangevin resume {outcome.path} --steps N)")
     return DONE
 
 
