@@ -75,8 +75,8 @@ def _noted_compilations() -> Iterator[list[str]]:
     """A list that grows with every program that JAX compiles."""
     noted: list[str] = []
 
-    def note(event: str, seconds: float, **details: Any) -> None:
-        del seconds, details
+    def note(event: str, duration_secs: float, **details: Any) -> None:
+        del duration_secs, details
         if event == COMPILATION:
             noted.append(event)
 
