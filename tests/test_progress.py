@@ -1,7 +1,9 @@
 """The progress bar: there for a person, silent otherwise."""
 
 import io
+import re
 
+import jax
 import pytest
 from rich.console import Console
 
@@ -34,6 +36,20 @@ def test_a_terminal_shows_speed_loss_and_steps():
     assert "1000/1000" in text
     assert "3 chains" in text
     assert "0:00" in text  # time left
+
+
+def test_compilations_are_left_out_of_speed_and_time_left():
+    """A hundred steps a second, and half a minute for a program before the first record and for one later on."""
+    stream, now = io.StringIO(), 0.0
+    console = Console(file=stream, force_terminal=True, width=120, color_system=None, get_time=lambda: now)
+    with progress_bar(1000, 1, show=None, console=console) as bar:
+        for step in range(100, 701, 100):
+            now += 1.0
+            if step in (100, 400):
+                jax.jit(lambda x: x + 1)(0.0)
+                now += 30.0
+            bar.update(step, 0.1)
+    assert re.search(r"700/1000 100 steps/s loss 0.1000 +0?0:03", stream.getvalue())
 
 
 def test_a_loss_that_is_not_there_is_not_shown():

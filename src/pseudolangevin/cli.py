@@ -324,7 +324,7 @@ def _report_outcome(outcome: Any) -> int:
             "yellow",
         )
         return INTERRUPTED
-    print(f"{outcome.path}: {outcome.step} of {outcome.num_steps} steps done, {outcome.seconds:.0f} s of sampling")
+    print(f"{outcome.path}: {outcome.summary}")
     if outcome.stopped_chains:
         _say(
             "stopped",
@@ -332,6 +332,8 @@ def _report_outcome(outcome: Any) -> int:
             "yellow",
         )
         return FAILED
+    if outcome.nothing_to_do:
+        return DONE
     print(f"next: pseudolangevin check {outcome.path}   (extend it: pseudolangevin resume {outcome.path} --steps N)")
     return DONE
 

@@ -19,7 +19,7 @@ def kept(trace: xr.Dataset, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
     """The records that averages are taken over: all but the first share `discard`, at least the last one."""
     check_interval("discard", discard, 0, 1, "it is the share of the records to leave out")
     num_draws = trace.sizes.get("draw", 0)
-    first = min(math.ceil(discard * num_draws), max(num_draws - 1, 0))
+    first = min(math.floor(discard * num_draws), max(num_draws - 1, 0))
     return trace.isel(draw=slice(first, None), missing_dims="ignore")
 
 

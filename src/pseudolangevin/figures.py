@@ -17,7 +17,7 @@ from .estimates import DEFAULT_DISCARD
 from .published import PublishedAverages
 
 MAX_CURVES = 12
-_PANELS = [("loss", "loss"), ("squared_norm", "|w|²"), ("error", "error")]
+_PANELS = [("loss", "loss"), ("squared_norm", "squared norm |w|²"), ("error", "training error")]
 _RUN, _OTHERS = "#0072b2", ("#009e73", "#b6578f")
 # Cold to hot, as in the report.
 _RAMP = np.array([[18, 63, 158], [122, 63, 181], [201, 48, 107], [224, 106, 28], [195, 148, 0]]) / 255
@@ -93,7 +93,7 @@ def _draw_averages(
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7), numticks=8))
         axes.yaxis.set_major_formatter(ScalarFormatter())
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set(xlabel="T", ylabel=f"⟨{label}⟩")
+    axes.set(xlabel="temperature T", ylabel=f"mean {label}")
     axes.grid(alpha=0.25)
 
 

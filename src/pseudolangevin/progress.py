@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
+from jax import monitoring
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+COMPILATION = "/jax/core/compile/backend_compile_duration"
+"""What JAX calls it when a program was compiled."""
 
 
 class Bar(Protocol):
@@ -24,11 +28,18 @@ class _Silent:
 
 
 class _Rich:
-    def __init__(self, progress: Progress, total: int, start: int) -> None:
+    def __init__(self, progress: Progress, total: int, start: int, compilations: list[str]) -> None:
         self._progress = progress
+        self._step = start
+        self._compilations = compilations
         self._task = progress.add_task("sampling", total=total, completed=start, rate="", loss="")
 
     def update(self, step: int, loss: float) -> None:
+        if self._compilations:
+            # A program is compiled once: a time that holds it says nothing of the time left. Speed counts from here on.
+            self._compilations.clear()
+            self._progress.reset(self._task, completed=self._step)
+        self._step = step
         self._progress.update(self._task, completed=step, loss="" if math.isnan(loss) else f"loss {loss:.4f}")
         speed = self._progress.tasks[self._task].speed
         if speed:
@@ -52,5 +63,25 @@ def progress_bar(
         TextColumn("{task.fields[loss]}"),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=console, speed_estimate_period=60) as progress:
-        yield _Rich(progress, num_steps, start)
+    with (
+        _noted_compilations() as compilations,
+        Progress(*columns, console=console, speed_estimate_period=60) as progress,
+    ):
+        yield _Rich(progress, num_steps, start, compilations)
+
+
+@contextmanager
+def _noted_compilations() -> Iterator[list[str]]:
+    """A list that grows with every program that JAX compiles."""
+    noted: list[str] = []
+
+    def note(event: str, duration_secs: float, **details: Any) -> None:
+        del duration_secs, details
+        if event == COMPILATION:
+            noted.append(event)
+
+    monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield noted
+    finally:
+        monitoring.unregister_event_duration_listener(note)

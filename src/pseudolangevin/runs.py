@@ -53,6 +53,20 @@ class Outcome:
     seconds: float
     notes: tuple[str, ...]
     """What a person should know: a stale lock taken over, a damaged checkpoint passed by."""
+    first_step: int = 0
+    """Where the session went on from."""
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether the run had all its steps before the session began."""
+        return self.first_step >= self.num_steps
+
+    @property
+    def summary(self) -> str:
+        """What was done, in a line."""
+        if self.nothing_to_do:
+            return f"the run already has {self.step} steps; nothing is to be done"
+        return f"{self.step} of {self.num_steps} steps done, {self.seconds:.0f} s of sampling"
 
     @property
     def written_here(self) -> bool:
@@ -118,7 +132,8 @@ def resume(
             if hosts.is_first():
                 for line in notes:
                     folder.log(line)
-                _note_resumption(folder, at.step, command)
+                if at.step < settings.num_steps:
+                    _note_resumption(folder, at.step, command)
                 write_atomically(folder.config, config.to_toml(settings))
                 Checkpoints(folder.checkpoints).clean(newer_than=at.step)
         states = experiment.plan.put(states)
@@ -223,7 +238,7 @@ def _continue(
     seconds = writer.seconds if writer else 0.0
     how = "interrupted" if interrupted else "ended"
     _log(folder, f"{how} at step {last.step} of {plan.num_steps} after {seconds:.1f} s of sampling")
-    return Outcome(folder.path, last.step, plan.num_steps, interrupted, stopped, seconds, notes)
+    return Outcome(folder.path, last.step, plan.num_steps, interrupted, stopped, seconds, notes, at.step)
 
 
 def _gathered(record: Record, needs: Needs) -> Record:

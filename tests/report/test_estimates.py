@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from synthetic import make_trace, stop_chain
 
+from pseudolangevin.diagnostics.averages import discard
 from pseudolangevin.estimates import average_by_temperature, kept
 from pseudolangevin.published import published_averages
 from pseudolangevin.report.facts import stopped_chains
@@ -13,6 +15,7 @@ from pseudolangevin.types import Status
 
 def test_kept_records() -> None:
     assert kept(make_trace(draws=80), 0.5).sizes["draw"] == 40
+    assert kept(make_trace(draws=81), 0.5).sizes["draw"] == 41 == discard(np.zeros(81), 0.5).size  # the certificate's
     assert kept(make_trace(draws=1), 0.5).sizes["draw"] == 1
     assert kept(make_trace(draws=3), 1.0).sizes["draw"] == 1
     with pytest.raises(ValueError, match=r"discard = 2 is outside"):

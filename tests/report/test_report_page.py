@@ -108,6 +108,39 @@ def test_a_full_page_has_every_figure_and_fact() -> None:
     assert published[0]["y"][-1] == 0.324912
 
 
+def rows_of(page: str, table: str) -> list[list[str]]:
+    """The cells of a table, without what stands below a number."""
+    found = re.search(table + r".*?</table>", page, flags=re.S)
+    assert found is not None
+    rows = re.findall(r"<tr.*?</tr>", re.sub(r"<small>.*?</small>", "", found[0]), flags=re.S)
+    return [[text_of(cell).strip() for cell in re.findall(r"<t[hd].*?</t[hd]>", row, flags=re.S)] for row in rows]
+
+
+def test_effective_samples_are_those_of_the_certificate() -> None:
+    numbers = {"U": (123.4, 56.0), "|w|²": (78.9, 12.0)}
+    lines = [
+        Line(f"effective samples of {observable}", t, None, value, 0.0, 100.0, 0.0, Verdict.UNDECIDED, "")
+        for observable, values in numbers.items()
+        for t, value in zip((1e-5, 3e-5), values, strict=True)
+    ]
+    certificate = Certificate((HELD, *lines), (), "pseudo_langevin", 11_160, 0.5)
+    header, cold, hot = rows_of(report_html(make_trace(), make_info(), certificate), 'id="table"')
+    assert header[-2:] == ["eff. samples of U", "eff. samples of |w|²"]
+    assert (cold[0], cold[-2:]) == ("10⁻⁵", ["123.4", "78.9"])
+    assert (hot[0], hot[-2:]) == ("3×10⁻⁵", ["56", "12"])
+    without = report_html(make_trace(), make_info())
+    assert rows_of(without, 'id="table"')[0][-1] == "virial / T"
+    assert "ffective samples" not in text_of(without)
+
+
+def test_only_a_run_that_was_resumed_says_so() -> None:
+    info = make_info()
+    for resumed in ([], [{"from_step": 2000}]):
+        info["provenance"]["resumed"] = resumed
+        rows = rows_of(report_html(make_trace(), info), "<caption>provenance")
+        assert [row[0] for row in rows].count("resumed") == len(resumed)
+
+
 def overlapping_trace() -> xr.Dataset:
     """Three temperatures of a harmonic system of 200 weights: neighbours overlap."""
     trace = make_trace(temperatures=3, draws=400).assign_coords(temperature=[1e-5, 1.2e-5, 1.4e-5])
@@ -348,9 +381,10 @@ def test_write_report_of_a_folder(tmp_path: Path) -> None:
     assert list(run.glob("*.part")) == []
     # One that is given is shown, and not computed again.
     assert (
-        "Certificate holds" in write_report(run, Certificate((HELD,), (), "pseudo_langevin", 12_345, 0.5)).read_text()
+        "Certificate holds" in write_report(run, Certificate((HELD,), (), "pseudo_langevin", 12_345, 0.25)).read_text()
     )
     text = text_of(page.read_text(encoding="utf-8"))
+    assert "Over the last 60 of 80 records" in text  # as many as the certificate looked at
     assert "12 345" in text
     assert "could not be computed" not in text
 

@@ -25,7 +25,8 @@ def pixels(trace, published=None) -> np.ndarray:
 def test_three_panels_of_averages_above_three_of_traces(tmp_path: Path) -> None:
     published = published_averages(11_160, {"weight_decay": 10.0611})
     figure = summary_figure(make_trace(), published)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["⟨loss⟩", "⟨|w|²⟩", "⟨error⟩", "loss", "|w|²", "error"]
+    labels = ["loss", "squared norm |w|²", "training error"]
+    assert [axes.get_ylabel() for axes in figure.axes] == [*(f"mean {label}" for label in labels), *labels]
     assert all(axes.get_xscale() == axes.get_yscale() == "log" for axes in figure.axes[:3])
     legend = figure.axes[0].get_legend()
     assert legend is not None

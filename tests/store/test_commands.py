@@ -84,6 +84,18 @@ def test_resume_a_stale_lock(copy, capsys):
     assert "took over the stale lock of process 99999999" in capsys.readouterr().err
 
 
+def test_resume_a_run_that_has_its_steps(copy, capsys):
+    noted = (copy / "provenance.json").read_bytes()
+    for steps in (["--steps", "400"], []):
+        assert cli.run(["resume", str(copy), *steps]) == 0
+        assert capsys.readouterr().out == f"{copy}: the run already has 400 steps; nothing is to be done\n"
+    assert (copy / "provenance.json").read_bytes() == noted  # it was not resumed
+    before = snapshot(copy)
+    assert cli.run(["resume", str(copy), "--steps", "390"]) == 2
+    assert "below the 400 steps already done" in assert_one_clear_line(capsys)
+    assert snapshot(copy) == before
+
+
 def put(name: str, content: bytes) -> Callable[[Path], None]:
     def action(path: Path) -> None:
         (path / name).write_bytes(content)

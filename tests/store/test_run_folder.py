@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -125,6 +127,21 @@ def test_arviz_view(finished):
     assert to_arviz(result).posterior["loss"].sizes["temperature"] == 2
     with pytest.raises(ValueError, match="was not sampled"):
         to_arviz(result, 5e-3)
+
+
+def test_the_summary_in_the_docs_agrees_with_the_certificate(finished):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # see above
+        arviz = pytest.importorskip("arviz")
+    text = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "arviz" in block)
+    names: dict = {"result": pl.load(finished)}
+    exec(compile(code.replace("3e-5", "1e-3"), "runs.md", "exec"), names)
+    effective = arviz.summary(names["data"], round_to="none")["ess_bulk"]
+    certificate = pl.certificate(names["result"], noise_draws=0)
+    lines = {line.name: line.value for line in certificate.lines if line.temperature == 1e-3}
+    assert effective["potential"] == pytest.approx(lines["effective samples of U"])
+    assert effective["squared_norm"] == pytest.approx(lines["effective samples of |w|²"])
 
 
 def test_an_existing_run_is_not_overwritten(finished, tmp_path):

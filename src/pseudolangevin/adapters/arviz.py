@@ -40,7 +40,8 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
 
     Example:
         >>> import arviz  # doctest: +SKIP
-        >>> arviz.summary(to_arviz(result, 3e-5), round_to=4)  # doctest: +SKIP
+        >>> second_half = slice(result.trace.sizes["draw"] // 2, None)  # doctest: +SKIP
+        >>> arviz.summary(to_arviz(result, 3e-5).isel(draw=second_half), round_to="none")  # doctest: +SKIP
     """
     trace = _at(result.trace, temperature)
     sampled = [name for name in SAMPLED if name in trace]

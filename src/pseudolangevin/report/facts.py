@@ -13,7 +13,7 @@ from ..diagnostics.averages import Average
 from ..published import PublishedAverages
 from ..runfiles import find_setting, flatten
 from ..types import HEALTHY, Status
-from .verdict import format_number, with_error
+from .verdict import ALL, format_number, with_error
 from .view import scientific
 
 _COLUMNS = [
@@ -106,9 +106,15 @@ def dead_classes(trace: xr.Dataset) -> list[str]:
 
 
 def averages_table(
-    trace: xr.Dataset, averages: Mapping[str, Sequence[Average]], published: Sequence[PublishedAverages]
+    trace: xr.Dataset,
+    averages: Mapping[str, Sequence[Average]],
+    published: Sequence[PublishedAverages],
+    effective: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Header and rows; a cell is the average, and below it what was published for that temperature."""
+    """Header and rows; a cell is the average, and below it what was published for that temperature.
+
+    `effective` are the certificate's numbers of effective samples: one number by one estimator on the whole page.
+    """
     temperatures = [float(value) for value in trace["temperature"].values] if "temperature" in trace.coords else []
     columns = [(name, label) for name, label in _COLUMNS if name in averages]
     rows = []
@@ -126,15 +132,12 @@ def averages_table(
                     ],
                 }
             )
-        effective = averages["loss"][index].effective_samples if "loss" in averages else math.nan
-        rows.append(
-            {
-                "temperature": scientific(temperature) if temperature > 0 else "—",
-                "cells": cells,
-                "effective": format_number(effective, 2),
-            }
-        )
-    return {"labels": [label for _, label in columns], "rows": rows if columns else []}
+        name = scientific(temperature) if temperature > 0 else "—"
+        where = f"T = {name}" if temperature > 0 else ALL
+        numbers = [by_temperature.get(where, "—") for by_temperature in effective.values()]
+        rows.append({"temperature": name, "cells": cells, "effective": numbers})
+    labels = [label for _, label in columns]
+    return {"labels": labels, "effective": list(effective), "rows": rows if columns else []}
 
 
 def _comparison(label: str, value: float, measured: float) -> str:
@@ -157,7 +160,8 @@ def settings_tables(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, 
             loose.append((str(name), shown(value)))
     if loose:
         tables.insert(0, ("general", loose))
-    origin = [(path, shown(entry)) for path, entry in flatten(info.get("provenance") or {}).items()]
+    noted = flatten(info.get("provenance") or {}).items()
+    origin = [(path, shown(entry)) for path, entry in noted if entry != []]  # a run that was never resumed says nothing
     if origin:
         tables.append(("provenance", origin))
     return tables

@@ -58,6 +58,7 @@ def report_html(
         for name in ("loss", "squared_norm", "error", "test_error", "kinetic_temperature", "virial_temperature")
         if name in kept
     }
+    verdict = summarize(certificate, str(info.get("certificate_error") or ""))
     sections = _sections(trace, kept, view, averages, published, config, samples, certificate)
     drawn = [figure for section in sections for figure in section["figures"]]
     script = '"use strict";\n(() => {\n' + "\n".join(_resource(name) for name in _SCRIPTS) + "})();"
@@ -68,13 +69,13 @@ def report_html(
         .render(
             name=info.get("name") or "run",
             written_at=info.get("written_at") or "",
-            verdict=summarize(certificate, str(info.get("certificate_error") or "")),
+            verdict=verdict,
             key_numbers=key_numbers(trace, info),
             origin=origin(info),
             stopped=stopped_chains(trace),
             dead=dead_classes(trace),
             tables=settings_tables(info),
-            averages=averages_table(trace, averages, published),
+            averages=averages_table(trace, averages, published, verdict.effective_samples()),
             kept_draws=kept.sizes.get("draw", 0),
             draws=trace.sizes.get("draw", 0),
             sections=sections,

@@ -10,6 +10,10 @@ from typing import Any, Literal, TypeAlias
 from .view import power_of_ten, scientific
 
 Verdict: TypeAlias = Literal["passed", "failed", "undecided", "info"]
+ALL = "all"
+"""Where a line without a temperature stands."""
+EFFECTIVE_SAMPLES = "effective samples of "
+"""How the certificate's lines about them begin."""
 _ORDER: tuple[Verdict, ...] = ("failed", "undecided", "info", "passed")
 
 
@@ -42,6 +46,14 @@ class Summary:
     def count(self, verdict: Verdict) -> int:
         """Lines with this verdict."""
         return sum(line.verdict == verdict for line in self.lines)
+
+    def effective_samples(self) -> dict[str, dict[str, str]]:
+        """Its numbers of effective samples: of which observable, at which temperature."""
+        found: dict[str, dict[str, str]] = {}
+        for line in sorted(self.lines, key=lambda line: line.order):
+            if line.name.startswith(EFFECTIVE_SAMPLES):
+                found.setdefault(line.name.removeprefix(EFFECTIVE_SAMPLES), {})[line.temperature] = line.value
+        return found
 
     def overview(self) -> tuple[list[str], list[tuple[str, list[list[Line]]]]]:
         """The lines as a table: the temperatures across; for each check its lines at each of them, chain by chain."""
@@ -87,7 +99,7 @@ def _verdict(thing: Any) -> Verdict:
 
 def _line(line: Any, order: int) -> Line:
     temperature, chain, layer = (_get(line, name) for name in ("temperature", "chain", "layer"))
-    at = "all" if temperature is None else f"T = {_scientific(temperature)}"
+    at = ALL if temperature is None else f"T = {_scientific(temperature)}"
     where = [at] if temperature is not None else []
     if layer is not None:
         where.append(str(layer))

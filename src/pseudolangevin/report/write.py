@@ -12,6 +12,7 @@ import numpy as np
 
 from ..diagnostics.certificate import Certificate
 from ..diagnostics.certificate import certificate as make_certificate
+from ..estimates import DEFAULT_DISCARD
 from ..runfiles import (
     check_run_folder,
     find_number,
@@ -57,7 +58,8 @@ def write_report(run_dir: str | Path, certificate: Certificate | None = None) ->
         "written_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
     page = path / "report.html"
-    _write_whole(page, report_html(trace, info, certificate, samples=samples))
+    discard = DEFAULT_DISCARD if certificate is None else certificate.burn_in
+    _write_whole(page, report_html(trace, info, certificate, samples=samples, discard=discard))
     return page
 
 
