@@ -59,22 +59,34 @@ def test_losses_and_errors_are_summed_as_in_float64():
 
 
 @pytest.mark.parametrize("chunk_size", [64, 1000])
-def test_one_visit_gives_loss_error_and_the_span_of_scores(small_task, chunk_size):
+def test_one_visit_gives_loss_error_and_the_dead_classes(small_task, chunk_size):
     sums = gradients.exact_sums(small_task.potential, small_task.weights, small_task.train, chunk_size)
     batch = small_task.train.batch
     loss = np.asarray(small_task.potential.per_example_loss(small_task.weights, batch), np.float64).mean()
     assert float(sums.loss.high) + float(sums.loss.low) == pytest.approx(loss, rel=3e-7)
     error = float(small_task.potential.per_example_error(small_task.weights, batch).mean())
     assert float(sums.error) == pytest.approx(error)
-    scores = np.asarray(small_task.network.apply(small_task.weights, small_task.train.inputs))
-    assert sums.score_span is not None
-    np.testing.assert_allclose(sums.score_span, np.ptp(scores, axis=0), rtol=1e-5)
+    assert sums.dead_class is not None
+    assert not sums.dead_class.any()
+
+
+@pytest.mark.parametrize(
+    ("lowest", "num_positive", "dead"), [(0, 0, True), (0, 1, True), (0, 3, False), (-1, 1, False)]
+)
+def test_a_class_with_a_score_for_hardly_any_example_is_dead(lowest, num_positive, dead):
+    """Only of scores that are nowhere negative: zero is what ReLU leaves of a class that is lost."""
+    scores = np.full((2_000, 2), lowest, np.float32)
+    scores[:1_000, 0] = scores[1_990 : 1_990 + num_positive, 1] = 2.0
+    potential = pl.classification(lambda w, x: w * x)
+    dataset = pl.Dataset(scores, np.zeros(2_000, np.int32))
+    sums = gradients.exact_sums(potential, jnp.ones(()), dataset, 700)
+    assert np.asarray(sums.dead_class).tolist() == [False, dead]
 
 
 def test_without_classes_or_errors_there_is_nothing_to_say():
     potential = pl.Potential(lambda w, batch: batch[0] * w)
     sums = gradients.exact_sums(potential, jnp.ones(()), pl.Dataset(np.ones(5), np.ones(5)), 2)
-    assert sums.score_span is None
+    assert sums.dead_class is None
     assert np.isnan(float(sums.error))
 
 

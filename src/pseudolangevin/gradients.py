@@ -96,19 +96,24 @@ class ExactSums(NamedTuple):
     """Mean of `per_example_error`; NaN where the potential has none."""
     gradient: Weights
     """∇U, regulariser included."""
-    score_span: Array | None
-    """Largest minus smallest score of every class; zero for a dead class. None where there are no classes."""
+    dead_class: Array | None
+    """Of every class: whether its score is the same for every example or, where scores are nowhere negative (ReLU), for
+    all but one in a thousand. None where there are no classes."""
+
+
+ALIVE_SHARE = 1e-3
+"""Of the examples. A class that is told apart has a positive score for its own and for many others."""
 
 
 def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None) -> ExactSums:
-    """Mean loss, mean error, ∇U and the span of the class scores over the whole data set."""
+    """Mean loss, mean error, ∇U and the dead classes over the whole data set."""
 
     def chunk_loss(weights: Weights, batch: Batch, mask: Array) -> tuple[Array, Array]:
         losses = jnp.where(mask, potential.per_example_loss(weights, batch), 0.0)
         return jnp.sum(losses), losses
 
     def fold(carry: tuple, batch: Batch, mask: Array) -> tuple:
-        loss, error, gradient, low, high = carry
+        loss, error, gradient, low, high, positive = carry
         (_, losses), chunk_gradient = jax.value_and_grad(chunk_loss, has_aux=True)(weights, batch, mask)
         loss = compensated.add(loss, compensated.total(losses))
         if potential.per_example_error is not None:
@@ -116,19 +121,21 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
         if potential.class_scores is not None:
             scores = potential.class_scores(weights, batch[0])
             low, high = jnp.minimum(low, jnp.min(scores, axis=0)), jnp.maximum(high, jnp.max(scores, axis=0))
-        return loss, error, jax.tree.map(jnp.add, gradient, chunk_gradient), low, high
+            positive = positive + jnp.sum(mask[:, None] & (scores > 0), axis=0)
+        return loss, error, jax.tree.map(jnp.add, gradient, chunk_gradient), low, high, positive
 
     num_classes = 0
     if potential.class_scores is not None:
         num_classes = jax.eval_shape(potential.class_scores, weights, dataset.shapes(1)[0]).shape[-1]
     error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
     low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
-    carry = (compensated.zero(), error, trees.zeros_like(weights), low, high)
+    carry = (compensated.zero(), error, trees.zeros_like(weights), low, high, jnp.zeros((num_classes,), jnp.int32))
     with jax.default_matmul_precision("highest"):
-        loss, error, gradient, low, high = fold_chunks(fold, carry, dataset, chunk_for(chunk_size, weights))
+        loss, error, gradient, low, high, positive = fold_chunks(fold, carry, dataset, chunk_for(chunk_size, weights))
     num = dataset.num_examples
     gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
-    return ExactSums(compensated.scale(loss, 1 / num), error / num, gradient, high - low if num_classes else None)
+    dead = (high == low) | ((low >= 0) & (positive < ALIVE_SHARE * num))
+    return ExactSums(compensated.scale(loss, 1 / num), error / num, gradient, dead if num_classes else None)
 
 
 def exact_mean(per_example: PerExample, weights: Weights, dataset: Dataset, chunk_size: int | None) -> Sum:

@@ -47,7 +47,7 @@ LONG_NAMES = {
     "validation_error": "share of misclassified validation examples, when it was last computed",
     "validation_step": "step at which the validation set was last computed",
     "best_step": "step of the best validation so far",
-    "dead_class": "whether the score of a class is the same for every example",
+    "dead_class": "whether the score of a class is the same for (nearly) every example",
     "status": "0 running; otherwise why the chain stopped",
 }
 
@@ -84,8 +84,8 @@ class Observer:
         }
         if self.potential.per_example_error is not None:
             record["error"] = sums.error
-        if sums.score_span is not None:
-            record["dead_class"] = sums.score_span == 0
+        if sums.dead_class is not None:
+            record["dead_class"] = sums.dead_class
         if test is not None:
             test_sums = exact_sums(self.potential, weights, test, self.chunk_size)
             record["test_loss"] = test_sums.loss.high + test_sums.loss.low

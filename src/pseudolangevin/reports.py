@@ -19,7 +19,7 @@ class ClippedNoiseWarning(UserWarning):
 
 
 class DeadClassWarning(UserWarning):
-    """The score of a class is the same for every example, so the class cannot be told apart."""
+    """The score of a class is the same for (nearly) every example, so the class cannot be told apart."""
 
 
 class Names(Protocol):
@@ -100,8 +100,8 @@ class Reporter:
         for index in map(int, np.flatnonzero(new.any(axis=-1))):
             classes = ", ".join(str(c) for c in np.flatnonzero(new[index]))
             warnings.warn(
-                f"{self._names.name(index)}: class {classes} is dead: its score is the same for every example, so it "
-                'never learns. Start from other weights, or use output_activation="identity"',
+                f"{self._names.name(index)}: class {classes} is dead: its score is the same for nearly every "
+                'example, so it hardly learns. Start from other weights, or use output_activation="identity"',
                 DeadClassWarning,
                 stacklevel=4,
             )

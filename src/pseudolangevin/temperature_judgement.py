@@ -97,8 +97,8 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     num_dead = int(down["dead_class"].values.sum())
     if num_dead:
         notes.append(
-            f"a class was lost at {num_dead} of {len(temperatures)} temperatures (its score is the same for every "
-            "example); other random weights, or an identity output, may keep it"
+            f"a class was lost at {num_dead} of {len(temperatures)} temperatures (its score is the same for nearly "
+            "every example); other random weights, or an identity output, may keep it"
         )
     hysteresis = float(gaps.max()) if gaps.size else float("nan")
     if hysteresis > LARGE_HYSTERESIS:

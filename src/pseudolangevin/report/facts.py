@@ -99,7 +99,7 @@ def dead_classes(trace: xr.Dataset) -> list[str]:
     for temperature, chain in np.argwhere(dead.any(axis=-1)).tolist():
         classes = ", ".join(str(index) for index in np.flatnonzero(dead[temperature, chain]))
         where = f"chain {chain} at T = {scientific(float(trace['temperature'].values[temperature]))}"
-        sentences.append(f"Dead class {classes} in {where}: its score is the same for every example.")
+        sentences.append(f"Dead class {classes} in {where}: its score is the same for nearly every example.")
     if len(sentences) > _MAX_LISTED:
         sentences = [*sentences[:_MAX_LISTED], f"… and in {len(sentences) - _MAX_LISTED} more chains."]
     return sentences
