@@ -101,7 +101,7 @@ SETTINGS = {
         batch_size=500,
         groups=(
             Group("1e-7", (1e-7,), 500_000, 40),
-            Group("5e-8", (5e-8,), 500_000, 30),
+            Group("5e-8", (5e-8,), 1_000_000, 50),
             Group("5e-7", (5e-7,), 500_000, 30),
             Group(ADAM, (), 150_000, 30),
             Group("1e-7, λ = 1e3", (1e-7,), 200_000, 30, weight_decay=1e3),
@@ -308,23 +308,33 @@ def rows_of(curves: list[Curves], scale: str) -> list[Row]:
     for curve in curves:
         rows += _adam_rows(curve, scale) if curve.temperature is None else _sampled_rows(curve, scale)
     trained = next((curve for curve in curves if curve.temperature is None), None)
-    for curve in curves:
-        if curve.temperature is not None and trained is not None:
-            difference = (
-                average(curve.test_errors[curve.living], burn_in=0.5).mean - trained.best[trained.living].mean()
-            )
-            quantity = f"test error at {curve.label} less that of Adam, stopped early"
-            rows.append(row(quantity, difference, tolerance=0.01 if scale == "paper" else 0.02))
+    if trained is not None:
+        rows += [_beside_adam(curve, trained, scale) for curve in curves if curve.temperature is not None]
     return rows
+
+
+def _beside_adam(curve: Curves, trained: Curves, scale: str) -> Row:
+    """Projections differ by ±0.01 in how much they leave to learn; this difference does not depend on it."""
+    measured = average(curve.test_errors[curve.living], burn_in=0.5).mean - trained.best[trained.living].mean()
+    published = _published(curve, "test_error", scale)
+    if published is not None:
+        published -= published_numbers()["fashion"]["adam_best_test_error"]
+    tolerance = TOLERANCE if published is not None else 0.01 if scale == "paper" else 0.02
+    quantity = f"test error at {curve.label} less that of Adam, stopped early"
+    return row(quantity, measured, published=published, tolerance=tolerance)
+
+
+def _published(curve: Curves, name: str, scale: str) -> float | None:
+    if scale != "paper" or curve.temperature is None:
+        return None
+    return published_value("pseudo_langevin", curve.temperature, f"equilibrium_{name}", "fashion")
 
 
 def _sampled_rows(curve: Curves, scale: str) -> list[Row]:
     rows = []
     for name, values in (("test_error", curve.test_errors), ("train_error", curve.errors)):
         measured = average(values[curve.living], burn_in=0.5)
-        reference = None
-        if scale == "paper" and curve.temperature is not None:
-            reference = published_value("pseudo_langevin", curve.temperature, f"equilibrium_{name}", "fashion")
+        reference = _published(curve, name, scale)
         tolerance = TOLERANCE if reference is not None and name == "test_error" else None
         quantity = f"{name} at {curve.label}"
         error = measured.standard_error

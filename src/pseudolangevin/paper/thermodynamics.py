@@ -180,7 +180,7 @@ def published_value(method: str, temperature: float, observable: str, table: str
     section = published_numbers()[table]
     column = section["columns"].index(observable)
     for line in section[method]:
-        if np.isclose(line[0], temperature):
+        if np.isclose(line[0], temperature, atol=0):
             return float(line[column])
     return None
 
