@@ -226,9 +226,10 @@ def _order(story: Story, scale: str) -> list[Row]:
         np.array([o.averages[name].mean for o in story.equilibria.values()])
         for name in ("test_error", "gradient_variance")
     )
-    finite = np.isfinite(errors) & np.isfinite(variances)  # a chain that turned non-finite has nothing to say
-    errors, variances = errors[finite], variances[finite]
-    temperatures = np.array(list(story.equilibria))[finite]
+    alive = np.array([not o.record.get("dead_classes") for o in story.equilibria.values()])
+    usable = np.isfinite(errors) & np.isfinite(variances) & alive  # a chain that failed has nothing to say
+    errors, variances = errors[usable], variances[usable]
+    temperatures = np.array(list(story.equilibria))[usable]
     if len(temperatures) < 3:
         return []
     correlation = float(stats.spearmanr(errors, variances).statistic)
