@@ -29,7 +29,7 @@ from ..samplers.adam import adam
 from ..samplers.base import Sampler
 from ..samplers.langevin import pseudo_langevin
 from ..types import Array, Weights
-from .generalization_view import ADAM, OVERFITTED, QUIET, QUIET_SCORES, RANDOM, THERMAL, Outcome, Phase, draw, rows_of
+from .generalization_view import ADAM, OVERFITTED, RANDOM, THERMAL, Outcome, Phase, draw, rows_of
 from .results import Reproduction
 from .spins import SpinTask, keep_end, living_starts, spin_task
 from .starts import lively_starts, thermal_start
@@ -95,10 +95,10 @@ SETTINGS = {
         hidden_units=5_000,
         batch_size=50_305,
         phases=(
-            Phase("3e-7", 3e-7, THERMAL, 12_288, 60, "equilibrium"),
+            Phase("3e-7", 3e-7, THERMAL, 20_480, 66, "equilibrium", 0.3),
             Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium"),
-            Phase("1e-6", 1e-6, QUIET, 40_960, 45, "equilibrium"),
-            Phase("1e-5", 1e-5, QUIET, 8_192, 9, "equilibrium"),
+            Phase("1e-6", 1e-6, THERMAL, 40_960, 45, "equilibrium", 0.1),
+            Phase("1e-5", 1e-5, THERMAL, 8_192, 9, "equilibrium", 0.1),
             Phase("3e-7 from random weights", 3e-7, RANDOM, 6_000, 30),
             Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 75),
             Phase(ADAM, None, RANDOM, 2_000_000, 40),
@@ -165,11 +165,10 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         if phase.start == RANDOM:
             start = _that_lives(phase, chosen, starts, task, settings, seed)
             run = _run(phase, chosen, start, task, settings, seconds, seed)
-        elif phase.start in (THERMAL, QUIET):
+        elif phase.start == THERMAL:
             assert phase.temperature is not None
             system = (task.network, task.train, task.potential, phase.temperature)
-            scores = QUIET_SCORES if phase.start == QUIET else 1.0
-            start = thermal_start(*system, scores=scores, seed=settings.seed)
+            start = thermal_start(*system, scores=phase.scores, seed=settings.seed)
             run = _run(phase, chosen, start, task, settings, seconds, seed)
         else:
             run = _run(phase, chosen, ends[phase.start], task, settings, seconds, seed)

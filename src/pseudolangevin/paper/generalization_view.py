@@ -17,9 +17,7 @@ from .thermodynamics import published_value
 
 ADAM = "Adam"
 RANDOM = "random weights"
-THERMAL, QUIET = "weights of the prior", "weights of the prior, quiet"
-"""The last layer scaled down to scores of order one, or to `QUIET_SCORES`, as is right well above the transition."""
-QUIET_SCORES = 0.1
+THERMAL = "weights of the prior"
 OVERFITTED = "Adam, large batches"
 """A training to a low loss on all examples: the start of the lowest temperature, below the transition."""
 TOLERANCES = {"loss": 0.03, "squared_norm": 0.03, "test_error": 0.002}
@@ -38,12 +36,14 @@ class Phase:
     temperature: float | None
     """None: Adam."""
     start: str
-    """Random weights, those of the prior at its temperature (in two ways), or the phase whose end it continues."""
+    """Random weights, those of the prior at its temperature, or the phase whose end it continues."""
     max_steps: int
     share: float
     """Of the time, in units that matter only beside the other phases'."""
     pace: str = "published"
     """Which of the settings' paces it is sampled at."""
+    scores: float = 1.0
+    """To which the last layer of the prior is scaled down: the hotter, the less the data hold the layers before it."""
 
 
 @dataclass(frozen=True)
