@@ -125,8 +125,8 @@ SETTINGS = {
         batch_size=558,
         phases=(
             Phase("3e-5 from random weights", 3e-5, RANDOM, 6_000, 30),
+            Phase("6e-5", 6e-5, THERMAL, 3_000, 12),
             Phase("1e-4", 1e-4, THERMAL, 3_000, 12),
-            Phase("3e-4", 3e-4, THERMAL, 3_000, 12),
             Phase(ADAM, None, RANDOM, 20_000, 20),
             Phase("1e-6 from Adam", 1e-6, ADAM, 3_000, 12),
         ),
