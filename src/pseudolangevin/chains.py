@@ -95,7 +95,8 @@ def sample(
         num_steps: steps of every chain.
         record_every: steps between records; default: 100 records, or every step of a shorter run.
         key: random key, or an integer seed. Chain c at temperature T is the same whatever other chains run beside
-            it, to rounding.
+            it, to rounding. A run that starts where another ended needs another key: with the same one it meets the
+            same noise again, and displacements add up where they should be independent.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: measure on the first so many training examples only; default: on all.
         keep_weights_every: keep the weights of every so many-th record in `result.samples`.
