@@ -45,9 +45,9 @@ def milliseconds_per_step(dataset: pl.Dataset, hidden_units: int, batch_size: in
 
 
 def on_the_device(input_bytes: int, batch_size: int) -> dict[str, int]:
-    """The most that is there at a time of data that are streamed."""
+    """The most that is there at a time of examples that are streamed."""
     per_step = batch_size * (input_bytes + 4)
-    steps = min(MAX_BLOCK_STEPS, BLOCK_BYTES // per_step)
+    steps = max(1, min(MAX_BLOCK_STEPS, BLOCK_BYTES // per_step))
     return {"most_bytes_on_the_device_when_streamed": 2 * AHEAD * steps * per_step}
 
 
@@ -84,7 +84,8 @@ def main() -> None:
         for name, make in datasets.items():
             times = milliseconds_per_step(make(), options.hidden, options.batch, options.seconds)
             rows.append({"data": name, "milliseconds_per_step": float(np.median(times)), "segments": len(times)})
-            rows[-1] |= on_the_device(bits.shape[1] if "bits" in name else inputs.shape[1], options.batch)
+            if rows[1:]:
+                rows[-1] |= on_the_device(bits.shape[1] if "bits" in name else inputs.shape[1], options.batch)
             rows[-1]["over_data_on_the_device"] = rows[-1]["milliseconds_per_step"] / rows[0]["milliseconds_per_step"]
             print(json.dumps(rows[-1]), flush=True)
     content = {

@@ -102,7 +102,8 @@ class ExactSums(NamedTuple):
 
 
 ALIVE_SHARE = 1e-3
-"""Of the examples. A class that is told apart has a positive score for its own and for many others."""
+"""Of the examples. A class that is told apart has a positive score for its own and for many others; a rare class, with
+fewer examples than this, may be taken for dead."""
 
 
 def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None) -> ExactSums:

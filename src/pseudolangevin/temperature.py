@@ -43,8 +43,8 @@ MIN_EXAMPLES = 1e6
 QUENCH_SHARE = 0.1
 """Of the budget, for the training that the chains start from."""
 RATIO, RATIO_WEIGHTS = 0.1, 1e5
-"""𝒯 of the scan by default, up to so many weights; beyond, it falls as 1/√N. The heat that the collective directions of
-the mini-batch noise take up grows with 𝒯·N: with a million weights chains at 𝒯 = 0.1 turned non-finite."""
+"""𝒯 of the scan by default, up to so many weights; beyond, it falls as 1/√N, a compromise: with a million weights
+chains at 𝒯 = 0.1 turned non-finite, and at 0.01 nothing cold is affordable."""
 SPAN = 16.0
 """The hottest rung of the default ladder over the coldest, at least; and it ends no colder than `HOT`/P."""
 HOT = 8.0

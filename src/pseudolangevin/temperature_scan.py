@@ -2,10 +2,10 @@
 
 They start from a short training on the coldest rung, climb to the hottest and come back; the difference between the two
 ways is the hysteresis. What the data hold relaxes in τ = 1/(4·T·𝒯) examples, whatever the batch size, and a rung lasts
-a set share of its τ. So the walk down to T costs about τ(T), all hotter rungs included; in a grid of independent chains
-each would cost that. What the regulariser alone holds, and with it |w|², takes longer: a scan on a small budget sees
-the data's answer to T and no equilibrium. The cost is counted in examples whose loss or gradient was computed,
-measurements included.
+a set share of its τ (with the masses it begins with: those that 𝒱 outgrows are raised). So the walk down to T costs
+about τ(T), all hotter rungs included; in a grid of independent chains each would cost that. What the regulariser alone
+holds, and with it |w|², takes longer: a scan on a small budget sees the data's answer to T and no equilibrium. The cost
+is counted in examples whose loss or gradient was computed, measurements included.
 """
 
 from __future__ import annotations

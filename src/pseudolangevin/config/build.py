@@ -97,8 +97,8 @@ class Experiment:
         order = np.argsort(dead, kind="stable")[:num_chains]
         if dead[order].any():
             warnings.warn(
-                f"{int(dead[order].sum())} of {num_chains} starts have a dead class, whose score is the same for every "
-                'example; raise start.candidates, change start.seed, or use output_activation = "identity"',
+                f"{int(dead[order].sum())} of {num_chains} starts have a dead class, whose score is the same for "
+                'nearly every example; raise start.candidates, change start.seed, or use output_activation = "identity"',
                 DeadClassWarning,
                 stacklevel=2,
             )

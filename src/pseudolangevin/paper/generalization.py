@@ -86,7 +86,7 @@ class Settings:
 
 
 NUM_STARTS = 6
-"""Random starts that are tried before one is taken as it is."""
+"""Random starts: all but the last are tried, the last is taken as it is."""
 KNOWS_ALL = 0.15
 """An error above this says that a class is lost; without its class a tenth of the examples is misclassified."""
 
@@ -161,17 +161,17 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     outcomes: list[Outcome] = []
     for index, phase in enumerate(settings.phases):
         chosen = samplers[phase.name if phase.temperature is None else phase.pace]
-        seconds, seed = budget.take(phase.name), settings.seed + index
+        seed = settings.seed + index
         if phase.start == RANDOM:
             start = _that_lives(phase, chosen, starts, task, settings, seed)
-            run = _run(phase, chosen, start, task, settings, seconds, seed)
+            run = _run(phase, chosen, start, task, settings, budget.take(phase.name), seed)
         elif phase.start == THERMAL:
             assert phase.temperature is not None
             system = (task.network, task.train, task.potential, phase.temperature)
             start = thermal_start(*system, scores=phase.scores, seed=settings.seed)
-            run = _run(phase, chosen, start, task, settings, seconds, seed)
+            run = _run(phase, chosen, start, task, settings, budget.take(phase.name), seed)
         else:
-            run = _run(phase, chosen, ends[phase.start], task, settings, seconds, seed)
+            run = _run(phase, chosen, ends[phase.start], task, settings, budget.take(phase.name), seed)
         ends[phase.name] = run.weights
         if phase.temperature is not None and phase.start != RANDOM:
             keep_end(out, task, phase.temperature, run.weights)

@@ -62,6 +62,11 @@ class Outcome:
     """Adam's, at the step of its least validation error."""
     record: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def alive(self) -> bool:
+        """Whether no class was lost by the end."""
+        return not self.record.get("dead_classes")
+
 
 @dataclass(frozen=True)
 class Story:
@@ -226,7 +231,7 @@ def _order(story: Story, scale: str) -> list[Row]:
         np.array([o.averages[name].mean for o in story.equilibria.values()])
         for name in ("test_error", "gradient_variance")
     )
-    alive = np.array([not o.record.get("dead_classes") for o in story.equilibria.values()])
+    alive = np.array([o.alive for o in story.equilibria.values()])
     usable = np.isfinite(errors) & np.isfinite(variances) & alive  # a chain that failed has nothing to say
     errors, variances = errors[usable], variances[usable]
     temperatures = np.array(list(story.equilibria))[usable]
@@ -262,9 +267,10 @@ def _order(story: Story, scale: str) -> list[Row]:
 def draw(outcomes: list[Outcome], scale: str) -> Figure:
     """Fig. 5a–c on the left, with the curves from random weights beside it; A.5, layer by layer, on the right.
 
-    A chain that did not stay finite has rows, but no place in the picture.
+    A chain that did not stay finite or lost a class has rows, but no place in the picture.
     """
-    story = story_of([o for o in outcomes if all(np.isfinite(a.mean) for a in o.averages.values())])
+    finite = [o for o in outcomes if all(np.isfinite(a.mean) for a in o.averages.values())]
+    story = story_of([o for o in finite if o.alive])
     figure = Figure(figsize=(12, 9), layout="constrained")
     panels = figure.subplots(3, 2)
     temperatures = np.array(list(story.equilibria))

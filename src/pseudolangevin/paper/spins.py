@@ -72,10 +72,7 @@ def living_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> Weights:
 
 
 def _learning(task: SpinTask, seeds: Sequence[int]) -> list[Weights]:
-    """The candidates that learn all classes: none is dead, and the error is near the best one's.
-
-    A class whose score is positive for a handful of examples is not dead, and as good as lost.
-    """
+    """The candidates that learn all classes: none is dead, and the error is near the best one's."""
     candidates = [task.network.init(jax.random.key(s)) for s in seeds]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *candidates)
     num_steps = 10 * task.train.num_examples // 128
@@ -90,7 +87,7 @@ def _learning(task: SpinTask, seeds: Sequence[int]) -> list[Weights]:
             key=seeds[0],
         )
     last = result.trace.isel(temperature=0, draw=-1)
-    dead, errors = last.dead_class.any("class").values, last.error.values
+    dead, errors = last.dead_class.any("class").values, np.nan_to_num(last.error.values, nan=1.0)
     learned = ~dead & (errors <= np.min(errors, where=~dead, initial=1.0) + LOST_CLASS)
     return [candidate for candidate, good in zip(candidates, learned, strict=True) if good]
 

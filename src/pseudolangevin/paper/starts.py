@@ -35,7 +35,7 @@ def thermal_start(
     initialisation, |w|² takes 𝒱/(4·T·𝒯·λ/N) steps to grow, far longer. The last layer is small so that the network
     begins undecided: at a high T the scores of the prior are in the hundreds. How small it was is forgotten slowly:
     with a large last layer, the one before it feels more of the data, is held by them, and has a larger 𝒱. Well above
-    the transition, scores of 0.1 are near equilibrium; from scores of one it is not reached in ten thousand steps.
+    the transition, scores of 0.1 are nearer to equilibrium than scores of one; far above, they can cost every class.
     """
     inputs = dataset.head(min(2_000, dataset.num_examples)).inputs
     shapes = jax.eval_shape(network.init, jax.random.key(0))
