@@ -98,7 +98,8 @@ class Experiment:
         if dead[order].any():
             warnings.warn(
                 f"{int(dead[order].sum())} of {num_chains} starts have a dead class, whose score is the same for "
-                'nearly every example; raise start.candidates, change start.seed, or use output_activation = "identity"',
+                "nearly every example; raise start.candidates, change start.seed, or use "
+                'output_activation = "identity"',
                 DeadClassWarning,
                 stacklevel=2,
             )
