@@ -122,7 +122,7 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
         if potential.class_scores is not None:
             scores = potential.class_scores(weights, batch[0])
             low, high = jnp.minimum(low, jnp.min(scores, axis=0)), jnp.maximum(high, jnp.max(scores, axis=0))
-            positive = positive + jnp.sum(mask[:, None] & (scores > 0), axis=0)
+            positive = positive + jnp.sum(mask[:, None] & (scores > 0), axis=0, dtype=jnp.int32)
         return loss, error, jax.tree.map(jnp.add, gradient, chunk_gradient), low, high, positive
 
     num_classes = 0

@@ -59,7 +59,7 @@ def test_several_run_in_turn(instant, tmp_path, capsys):
 
 
 def outcome(leapfrog_steps, langevin=0.5, hybrid=0.1, squared_norm=1e9):
-    case = replace(performance.CASES["paper"][1], leapfrog_steps=leapfrog_steps)
+    case = replace(performance.CASES["paper"][2], leapfrog_steps=leapfrog_steps)
     task = spins.spin_task(50, num_train=10)
     sampler = race.pseudo_langevin(task.potential, task.train, batch_size=5)
     candidates = [

@@ -267,10 +267,11 @@ def _order(story: Story, scale: str) -> list[Row]:
 def draw(outcomes: list[Outcome], scale: str) -> Figure:
     """Fig. 5a–c on the left, with the curves from random weights beside it; A.5, layer by layer, on the right.
 
-    A chain that did not stay finite or lost a class has rows, but no place in the picture.
+    A chain that did not stay finite has rows, but no place in the picture; nor has one that lost a class, where others
+    did not.
     """
     finite = [o for o in outcomes if all(np.isfinite(a.mean) for a in o.averages.values())]
-    story = story_of([o for o in finite if o.alive])
+    story = story_of([o for o in finite if o.alive] or finite)
     figure = Figure(figsize=(12, 9), layout="constrained")
     panels = figure.subplots(3, 2)
     temperatures = np.array(list(story.equilibria))
