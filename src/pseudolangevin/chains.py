@@ -95,8 +95,8 @@ def sample(
         num_steps: steps of every chain.
         record_every: steps between records; default: 100 records, or every step of a shorter run.
         key: random key, or an integer seed. Chain c at temperature T is the same whatever other chains run beside
-            it, to rounding. A run that starts where another ended needs another key: with the same one it meets the
-            same noise again, and displacements add up where they should be independent.
+            it, to rounding. Its noise is a function of the key, its place and its start: it may start where another
+            ended.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: measure on the first so many training examples only; default: on all.
         keep_weights_every: keep the weights of every so many-th record in `result.samples`.
@@ -345,6 +345,8 @@ def init(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> A
 @partial(jax.jit, static_argnames="kernel")
 def _init(kernel: Kernel, starts: Weights, temperatures: Array, keys: Key, dataset: Dataset) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
+    # A chain that starts where another of this key ended must not meet the same noise again.
+    keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
     states = jax.vmap(kernel.init, in_axes=(0, 0, 0, None))(keys, starts, temperatures, dataset)
     return keep_in_place(states, dataset.mesh)
 

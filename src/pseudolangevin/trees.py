@@ -35,6 +35,12 @@ def squared_norm(weights: Weights) -> Array:
     return dot(weights, weights)
 
 
+def fingerprint(weights: Weights) -> Array:
+    """A number that differs, all but surely, where the weights do: the sum of their bits in single precision."""
+    bits = [jax.lax.bitcast_convert_type(jnp.asarray(w, jnp.float32), jnp.uint32) for w in jax.tree.leaves(weights)]
+    return sum((jnp.sum(b, dtype=jnp.uint32) for b in bits), jnp.zeros((), jnp.uint32))
+
+
 def normal_like(key: Key, weights: Weights, step: Array | int = 0) -> Weights:
     """Independent standard normal numbers, shaped like `weights`: a function of the key, the step and the entry.
 
