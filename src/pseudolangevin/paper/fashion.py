@@ -34,6 +34,7 @@ from ..samplers.langevin import pseudo_langevin
 from ..types import Weights
 from .fashion_view import ADAM, Curves, draw, rows_of
 from .results import Reproduction
+from .starts import side_by_side
 from .timed import Budget, TimedRun, sample_for
 
 
@@ -177,7 +178,7 @@ def _starts(network: models.FeedForward, potential: Potential, train: Dataset, s
             run = sample_for(
                 float("inf"),
                 _sampler(potential, train, settings),
-                _side_by_side(inits),
+                side_by_side(inits),
                 temperatures=[hottest],
                 num_chains=settings.num_starts,
                 record_every=settings.record_every,
@@ -188,11 +189,7 @@ def _starts(network: models.FeedForward, potential: Potential, train: Dataset, s
         errors = run.trace["error"].isel(temperature=0, draw=-1).values
         candidates += zip(np.nan_to_num(errors, nan=1.0).tolist(), inits, strict=True)
     best = sorted(candidates, key=lambda candidate: candidate[0])[: settings.num_starts]
-    return _side_by_side([weights for _, weights in best])
-
-
-def _side_by_side(weights: list[Weights]) -> Weights:
-    return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *weights)
+    return side_by_side([weights for _, weights in best])
 
 
 def _sampler(potential: Potential, train: Dataset, settings: Settings) -> Sampler:

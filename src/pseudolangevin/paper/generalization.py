@@ -164,14 +164,13 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         seed = settings.seed + index
         if phase.start == RANDOM:
             start = _that_lives(phase, chosen, starts, task, settings, seed)
-            run = _run(phase, chosen, start, task, settings, budget.take(phase.name), seed)
         elif phase.start == THERMAL:
             assert phase.temperature is not None
             system = (task.network, task.train, task.potential, phase.temperature)
             start = thermal_start(*system, scores=phase.scores, seed=settings.seed)
-            run = _run(phase, chosen, start, task, settings, budget.take(phase.name), seed)
         else:
-            run = _run(phase, chosen, ends[phase.start], task, settings, budget.take(phase.name), seed)
+            start = ends[phase.start]
+        run = _run(phase, chosen, start, task, settings, budget.take(phase.name), seed)
         ends[phase.name] = run.weights
         if phase.temperature is not None and phase.start != RANDOM:
             keep_end(out, task, phase.temperature, run.weights)

@@ -24,7 +24,7 @@ from ..samplers.langevin import pseudo_langevin
 from ..types import Weights
 from .results import Reproduction, Row, relative_difference, row
 from .spins import SpinTask, keep_end, spin_task, trained_starts
-from .starts import thermal_start
+from .starts import side_by_side, thermal_start
 from .thermodynamics import METHODS, OBSERVABLES, published_value
 from .timed import sample_for
 
@@ -155,7 +155,7 @@ def _starts(task: SpinTask, size: Size, temperature: float, out: Path) -> Weight
             thermal_start(task.network, task.train, task.potential, COOLER * temperature, seed=size.seed + i)
             for i in range(size.num_chains)
         ]
-        return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *drawn)
+        return side_by_side(drawn)
     # The smallest network at paper scale starts as in `thermodynamics`.
     name = "thermodynamics-starts.npz" if size.epochs == 5_000 else f"starts-{size.hidden_units}.npz"
     return trained_starts(task, size.num_chains, epochs=size.epochs, seed=size.seed, cache=out / name)

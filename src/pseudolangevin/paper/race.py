@@ -75,19 +75,13 @@ def equilibrate(course: Course, task: SpinTask, start: Weights) -> Measured:
     """Pseudo-Langevin with the paper's S and 𝒯, from the start."""
     segment = segment_of(DEFAULT_MOMENTUM_RETENTION)
     sampler = pseudo_langevin(task.potential, task.train, refresh_every=8 * segment, warmup_refreshes=3)
-    return run_one(course, sampler, start, seconds=course.equilibration_seconds, key=course.seed + 1)
+    return run_one(course, sampler, start, seconds=course.equilibration_seconds)
 
 
 def run_one(
-    course: Course,
-    sampler: Sampler,
-    weights: Weights,
-    *,
-    seconds: float | None = None,
-    observe: bool = False,
-    key: int | None = None,
+    course: Course, sampler: Sampler, weights: Weights, *, seconds: float | None = None, observe: bool = False
 ) -> Measured:
-    """One sampler by the clock; with a key of its own where it continues from what another run has made."""
+    """One sampler by the clock."""
     kernel = sampler.kernel
     hybrid = isinstance(kernel, HybridKernel)
     return measure(
@@ -99,7 +93,7 @@ def run_one(
         discard_steps=kernel.warmup_moves if isinstance(kernel, HybridKernel) else 0,
         observe=observe,
         chunk_size=course.chunk_size,
-        key=course.seed if key is None else key,
+        key=course.seed,
     )
 
 

@@ -17,6 +17,7 @@ from ..potential import Potential, classification
 from ..reports import DeadClassWarning
 from ..samplers.adam import adam
 from ..types import Weights
+from .starts import side_by_side
 from .timed import sample_for
 
 WEIGHT_DECAY = 10.0611
@@ -65,7 +66,7 @@ def living_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> Weights:
     for attempt in range(8):
         found += _learning(task, range(seed + attempt * num_candidates, seed + (attempt + 1) * num_candidates))
         if len(found) >= num_starts:
-            return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *found[:num_starts])
+            return side_by_side(found[:num_starts])
     raise ValueError(
         f"only {len(found)} of {8 * num_candidates} random starts keep all classes alive; try another seed"
     )
@@ -74,13 +75,12 @@ def living_starts(task: SpinTask, num_starts: int, *, seed: int = 0) -> Weights:
 def _learning(task: SpinTask, seeds: Sequence[int]) -> list[Weights]:
     """The candidates that learn all classes: none is dead, and the error is near the best one's."""
     candidates = [task.network.init(jax.random.key(s)) for s in seeds]
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *candidates)
     num_steps = 10 * task.train.num_examples // 128
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadClassWarning)
         result = sample(
             adam(task.potential, task.train, learning_rate=1e-3),
-            stacked,
+            side_by_side(candidates),
             num_chains=len(candidates),
             num_steps=num_steps,
             record_every=num_steps,
@@ -139,7 +139,7 @@ def quick_start(
         run = sample_for(
             seconds,
             adam(task.potential, task.train, learning_rate=1e-3),
-            jax.tree.map(lambda *leaves: np.stack(leaves)[None], *inits),
+            side_by_side(inits),
             temperatures=None,
             num_chains=num_candidates,
             record_every=record_every,

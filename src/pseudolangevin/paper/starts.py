@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,11 @@ def thermal_start(
     raise ValueError(f"none of {MAX_TRIES} draws has a signal in every class; try another seed")
 
 
+def side_by_side(weights: Sequence[Weights]) -> Weights:
+    """Starts of several chains: leading axes (1, start)."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *weights)
+
+
 def lively_starts(
     network: FeedForward, dataset: Dataset, num_starts: int, *, seed: int = 0, num_examples: int = 2_000
 ) -> Weights:
@@ -78,5 +84,5 @@ def lively_starts(
         if least_share(weights, inputs) >= MIN_SHARE:
             found.append(jax.tree.map(np.asarray, weights))
             if len(found) == num_starts:
-                return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *found)
+                return side_by_side(found)
     raise ValueError(f"only {len(found)} of {MAX_TRIES} random starts have a signal in every class; try another seed")

@@ -55,8 +55,6 @@ class Bench:
     """The common start of Langevin candidates."""
     preparing: float = 0.0
     """Seconds that went into compilation."""
-    hybrid_runs: int = 0
-    """So far: each has a key of its own, lest a run that continues another meet the same momenta again."""
     samplers: dict[tuple[int, float], Sampler] = field(default_factory=dict)
     """One per batch size and friction: what compiles anew."""
 
@@ -98,9 +96,8 @@ class Bench:
             discard_steps=kernel.warmup_moves,
             observe=observe,
             chunk_size=self.chunk_size,
-            key=self.key + self.hybrid_runs,
+            key=self.key,
         )
-        self.hybrid_runs += 1
         self.preparing += run.preparation_seconds
         return run
 
