@@ -33,10 +33,18 @@ def measure(
     """One chain at growing sizes, until the memory or the time ends; then between the last that fits and the first
     that does not."""
     fits, too_large = 0, math.inf
+    rates = dict(rates)
+
+    def seen(kind: str, row: Row) -> None:
+        """Pass it on; the next size is expected to run at the rate of this one."""
+        if kind == "row":
+            rates.update(dict.fromkeys([*rates, "tensorfloat32"], row["flops_per_second"] / own.GUESSED_EFFICIENCY))
+        emit(kind, row)
+
     for size in [size for part in sizes(largest) for size in part]:
         if size > too_large:
             continue
-        ended = _try(size, rates, deadline, emit)
+        ended = _try(size, rates, deadline, seen)
         if ended == "time":
             return
         fits, too_large = (max(fits, size), too_large) if ended is None else (fits, size)
@@ -44,7 +52,7 @@ def measure(
         if not fits or math.isinf(too_large):
             return
         middle = nearest_size((fits * too_large) ** 0.5)
-        ended = _try(middle, rates, deadline, emit)
+        ended = _try(middle, rates, deadline, seen)
         if ended == "time":
             return
         fits, too_large = (middle, too_large) if ended is None else (fits, middle)

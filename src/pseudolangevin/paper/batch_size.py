@@ -14,7 +14,7 @@ from .race import Course, at_least, describe, equilibrate, plot_displacements, p
 from .results import Reproduction, row
 
 SETTINGS = {
-    "paper": (Course(5_000, 1e-6, 12, 1, 8, 5, 20_480), (0.001, 0.005, 0.01, 0.03), 5),
+    "paper": (Course(5_000, 1e-6, 12, 1, 4, 4, 20_480), (0.001, 0.005, 0.01, 0.03), 3),
     "smoke": (Course(10, 2e-4, 8, 6, 8, 6, 15_600), (0.001, 0.005, 0.01, 0.1), 20),
 }
 """The course, the batch sizes as shares of P (0.01 is the paper's), and the leapfrog steps of hMC."""
@@ -41,7 +41,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         task.train,
         num_leapfrog_steps=leapfrog_steps,
         time_step=0.05,
-        warmup_moves=5,
+        warmup_moves=4,
         chunk_size=course.chunk_size,
     )
     runs = race(course, samplers, equilibrated.weights)

@@ -65,7 +65,7 @@ class Settings:
     total_seconds: float
     """Of everything, compilation included."""
     paces: Mapping[str, Pace]
-    """That of the curves from random weights, and two that measure 𝒱 often, for equilibrium."""
+    """Of the curves from random weights, and two that measure 𝒱 often, for equilibrium."""
     adam_batch_size: int
     """128 in the paper; larger ones take as long on a GPU, and overfitting is seen sooner."""
     learning_rate: float
@@ -98,17 +98,18 @@ SETTINGS = {
             Phase("3e-7", 3e-7, THERMAL, 20_480, 66, "equilibrium", 0.3),
             Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium"),
             Phase("1e-6", 1e-6, THERMAL, 40_960, 45, "equilibrium", 0.1),
-            Phase("1e-5", 1e-5, THERMAL, 8_192, 9, "equilibrium", 0.1),
             Phase("3e-7 from random weights", 3e-7, RANDOM, 6_000, 30),
-            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 75),
+            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 75, "quick"),
             Phase(ADAM, None, RANDOM, 2_000_000, 40),
             Phase(OVERFITTED, None, RANDOM, 2_000_000, 32),
             Phase("1e-7 from overfitted weights", 1e-7, OVERFITTED, 12_288, 14, "equilibrium"),
-            Phase("1e-4", 1e-4, THERMAL, 6_144, 20, "hot"),
+            Phase("1e-5", 1e-5, "3e-7 from random weights", 8_192, 14, "equilibrium"),
+            Phase("1e-4", 1e-4, "1e-5", 8_192, 20, "hot"),
         ),
         total_seconds=330,
         paces={
             "published": Pace(4_000, 3),
+            "quick": Pace(4_000, 2),
             "equilibrium": Pace(1_024, 7, max_refresh_interval=1_024, record_every=512),
             "hot": Pace(256, 6, 0.003, max_refresh_interval=256, mass_floor=0.1, record_every=512),
         },

@@ -27,7 +27,7 @@ from ..samplers.langevin import pseudo_langevin
 from ..tuning import Measured, Tried, Tuned, tune
 from .race import Course, at_least, describe, plot_displacements, prepare, ratio, run_one, say
 from .results import Reproduction, Row, row
-from .spins import SpinTask
+from .spins import SpinTask, keep_end, kept_end
 
 BIAS_BUDGET = 0.02
 PAPER_MOVE = 1_000
@@ -61,9 +61,9 @@ LARGE_RATIOS = (0.003, 0.01, 0.03)
 CASES = {
     "paper": (
         Case(
-            Course(5_000, 1e-6, 10, 1, 0, 6, 20_480),
-            36,
-            30,
+            Course(5_000, 1e-6, 10, 1, 0, 6, 20_480, observe_examples=204_800),
+            28,
+            18,
             (1, 3),
             0.03,
             1.0,
@@ -71,7 +71,16 @@ CASES = {
             1_000,
             LARGE_RATIOS,
         ),
-        Case(Course(500, 1e-6, 10, 2, 0, 3, 55_800), 30, 30, (10, 1_000), 0.03, 1.0, (0.01, 0.03, 0.1), 2_000),
+        Case(
+            Course(500, 1e-6, 8, 2, 0, 3, 55_800, observe_examples=111_600),
+            24,
+            20,
+            (10, 100, 1_000),
+            0.03,
+            1.0,
+            (0.01, 0.03, 0.1),
+            2_000,
+        ),
         Case(Course(50, 1e-6, 10, 6, 0, 3, 55_800), 36, 14, (100, 300, 1_000), 0.03, 1.4, (0.03, 0.1, 0.3)),
         Case(Course(50, 3e-5, 10, 6, 0, 3, 55_800), 36, 20, (100, 300, 1_000), 0.03, 4.7, (0.03, 0.1, 0.3)),
     ),
@@ -169,10 +178,13 @@ def compare(case: Case, scale: str, out: Path, tasks: dict[int, SpinTask]) -> Ou
         max_seconds=2 * case.tuning_seconds if scale == "paper" else None,
         batch_sizes=[max(2, round(share * task.train.num_examples)) for share in case.batch_shares],
         temperature_ratios=case.temperature_ratios,
+        observe_examples=course.observe_examples,
         chunk_size=course.chunk_size,
         key=course.seed,
         report=say,
     )
+    if kept_end(out, task, course.temperature) is None:
+        keep_end(out, task, course.temperature, langevin.weights)  # other studies start there
     say(f"{where}: pL as in the paper")
     as_published = pseudo_langevin(*system, refresh_every=case.refresh_every, warmup_refreshes=0)
     paper = run_one(course, as_published, langevin.weights)

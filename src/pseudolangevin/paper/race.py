@@ -40,6 +40,8 @@ class Course:
     chunk_size: int
     num_train: int | None = None
     seed: int = 0
+    observe_examples: int | None = None
+    """For the loss and error that are watched; default: all."""
 
 
 def say(text: str) -> None:

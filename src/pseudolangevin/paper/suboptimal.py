@@ -29,7 +29,7 @@ SETTINGS = {
     "paper": (
         Settings(Course(50, 1e-6, 6, 6, 2, 2, 55_800), (1_000, 30)),
         Settings(Course(500, 1e-6, 6, 2, 2, 3, 55_800), (100, 10)),
-        Settings(Course(5_000, 1e-6, 8, 1, 4, 4, 20_480), (5, 1)),
+        Settings(Course(5_000, 1e-6, 8, 1, 3, 3, 20_480), (3, 1)),
     ),
     "smoke": (
         Settings(Course(4, 4e-4, 4, 6, 4, 3, 9_570), (100, 5)),
@@ -75,7 +75,7 @@ def compare(settings: Settings, out: Path) -> tuple[int, Settings, dict[str, Mea
             task.train,
             num_leapfrog_steps=steps,
             time_step=0.05,
-            warmup_moves=5,
+            warmup_moves=4,
             chunk_size=course.chunk_size,
         )
         for steps in settings.leapfrog_steps

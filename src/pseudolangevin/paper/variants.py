@@ -22,7 +22,7 @@ from .race import Course, at_least, describe, equilibrate, plot_displacements, p
 from .results import Reproduction, row
 
 SETTINGS = {
-    "paper": (Course(5_000, 1e-6, 12, 1, 8, 5, 20_480), 5),
+    "paper": (Course(5_000, 1e-6, 12, 1, 4, 4, 20_480), 3),
     "smoke": (Course(10, 2e-4, 8, 6, 8, 6, 15_600), 20),
 }
 """The course, and the leapfrog steps of both kinds of hMC."""
@@ -45,7 +45,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
             *system,
             num_leapfrog_steps=leapfrog_steps,
             time_step=0.05,
-            warmup_moves=5,
+            warmup_moves=4,
             chunk_size=course.chunk_size,
         ),
         "mb-hMC": minibatch_hybrid_monte_carlo(

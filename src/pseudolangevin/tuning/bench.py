@@ -50,6 +50,8 @@ class Bench:
     chunk_size: int
     key: int
     report: Callable[[str], None]
+    observe_examples: int | None = None
+    """Loss and error are those of the first so many examples."""
     started: float = field(default_factory=_now)
     states: Any = None
     """The common start of Langevin candidates."""
@@ -95,6 +97,7 @@ class Bench:
             seconds=self._at_most(seconds),
             discard_steps=kernel.warmup_moves,
             observe=observe,
+            observe_examples=self.observe_examples,
             chunk_size=self.chunk_size,
             key=self.key,
         )
@@ -144,6 +147,7 @@ class Bench:
             seconds=self._at_most(seconds),
             discard_steps=int(states.step[0]) + segment,
             observe=observe,
+            observe_examples=self.observe_examples,
             chunk_size=self.chunk_size,
         )
         self.preparing += run.preparation_seconds

@@ -110,6 +110,7 @@ def measure(
     num_chains: int = 1,
     discard_steps: int = 0,
     observe: bool = True,
+    observe_examples: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     num_references: int = 10,
     key: int = 0,
@@ -126,6 +127,7 @@ def measure(
         num_chains: chains side by side; D* is then that of each, slowed by its company.
         discard_steps: leave out so many steps at the start.
         observe: compute loss, |w|² and error.
+        observe_examples: the first so many examples only, for loss and error; default: all.
         chunk_size: examples held at once when observing.
         num_references: see `diagnostics.Displacements`.
         key: seed.
@@ -143,6 +145,7 @@ def measure(
         # The first segment, and the first refresh, compile.
         discard_steps=max(discard_steps, sampler.kernel.refresh_every or 0, segment - 1),
         observe=observe,
+        observe_examples=observe_examples,
         chunk_size=chunk_size,
         num_references=num_references,
     )
@@ -156,10 +159,14 @@ def watch(
     seconds: float,
     discard_steps: int = 0,
     observe: bool = True,
+    observe_examples: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     num_references: int = 10,
 ) -> Measured:
     """`measure` for chains that are moved by `records`: an iterator over (step, states), asked under the clock."""
+    observed = sampler.dataset
+    if observe_examples is not None:
+        observed = observed.head(min(observe_examples, observed.num_examples))
     began = time.perf_counter()
     first, states = next(records)
     while first <= discard_steps:
@@ -170,7 +177,7 @@ def watch(
     step, clock, observing = first, 0.0, 0.0
     displacements.observe(first, clock, states.weights)
     if observe:  # compiles
-        jax.block_until_ready(_observe(sampler.potential, chunk_size, states.weights, sampler.dataset))
+        jax.block_until_ready(_observe(sampler.potential, chunk_size, states.weights, observed))
     durations: dict[bool, list[float]] = {True: [], False: []}
     refreshed_at = _last_refresh(states)
     preparation_seconds = time.perf_counter() - began
@@ -191,7 +198,7 @@ def watch(
         displacements.observe(step, clock, states.weights)
         if observe and observing <= OBSERVING_SHARE * clock:
             started = time.perf_counter()
-            values = _observe(sampler.potential, chunk_size, states.weights, sampler.dataset)
+            values = _observe(sampler.potential, chunk_size, states.weights, observed)
             observations.append({name: np.asarray(value, np.float64) for name, value in values.items()})
             observing += time.perf_counter() - started
     refresh_seconds = 0.0

@@ -16,6 +16,8 @@ from .result import Bias
 
 LEAPFROG_STEPS = 100
 WARMUP_MOVES = 20
+SLACK = 2.0
+"""The moves may take this many times their share of the time."""
 MIN_EFFECTIVE = 10.0
 """Hybrid Monte Carlo counts as equilibrated with so many effective samples of every observable."""
 
@@ -40,7 +42,7 @@ def exact_averages(bench: Bench, equilibrated: Measured, seconds: float) -> tupl
     num_steps = LEAPFROG_STEPS
     while num_steps > 10 and 2 * WARMUP_MOVES * num_steps * gradient_seconds > seconds:
         num_steps //= 2
-    if (WARMUP_MOVES + MIN_EFFECTIVE) * num_steps * gradient_seconds > 4 * seconds:
+    if (WARMUP_MOVES + MIN_EFFECTIVE) * num_steps * gradient_seconds > SLACK * seconds:
         return None, f"hMC would need more than {seconds:.0f} s for {WARMUP_MOVES} moves"
     masses = jax.tree.map(
         lambda w, m: jnp.broadcast_to(m[0], w.shape[1:]), equilibrated.states.weights, equilibrated.states.masses

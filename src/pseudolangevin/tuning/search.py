@@ -32,6 +32,7 @@ def tune(
     momentum_retentions: Sequence[float] | None = None,
     reset_probabilities: Sequence[float] = (0.0, 0.1),
     num_leapfrog_steps: Sequence[int] = (30, 100, 300, 1_000),
+    observe_examples: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     key: int = 0,
     report: Callable[[str], None] | None = None,
@@ -61,6 +62,8 @@ def tune(
         reset_probabilities: ρ_reset to try. With 0, masses are only ever raised, so 𝒯_i falls below 𝒯: slower, and
             less biased.
         num_leapfrog_steps: of hybrid Monte Carlo.
+        observe_examples: judge loss and error on the first so many examples; default: all. Where a pass over all of
+            them takes as long as many steps, fewer of them give more records and so a surer judgement.
         chunk_size: examples held at once when visiting all of them.
         key: seed.
         report: called with a line of text on every finding, for example `print`.
@@ -74,10 +77,20 @@ def tune(
     check_positive("seconds", seconds)
     check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
     check_integer("chunk_size", chunk_size, minimum=1)
+    if observe_examples is not None:
+        check_integer("observe_examples", observe_examples, minimum=1)
     max_seconds = 3 * seconds if max_seconds is None else max_seconds
     check_positive("max_seconds", max_seconds)
     bench = Bench(
-        sampler, weights, temperature, float(seconds), max_seconds, chunk_size, key, report or (lambda _: None)
+        sampler,
+        weights,
+        temperature,
+        float(seconds),
+        max_seconds,
+        chunk_size,
+        key,
+        report or (lambda _: None),
+        observe_examples,
     )
     search: LangevinSearch | HybridSearch
     if sampler.name == "pseudo_langevin":
