@@ -58,6 +58,15 @@ def test_losses_and_errors_are_summed_as_in_float64():
     assert float(sums.gradient) == pytest.approx(exact, rel=1e-5)
 
 
+def test_several_means_in_one_pass_are_those_of_several_passes(small_task):
+    assert small_task.potential.per_example_error is not None
+    quantities = [small_task.potential.per_example_loss, small_task.potential.per_example_error]
+    together = gradients.exact_means(quantities, small_task.weights, small_task.train, 64)
+    for quantity, mean in zip(quantities, together, strict=True):
+        alone = gradients.exact_mean(quantity, small_task.weights, small_task.train, 64)
+        assert float(mean.high) + float(mean.low) == pytest.approx(float(alone.high) + float(alone.low), rel=1e-7)
+
+
 @pytest.mark.parametrize("chunk_size", [64, 1000])
 def test_one_visit_gives_loss_error_and_the_dead_classes(small_task, chunk_size):
     sums = gradients.exact_sums(small_task.potential, small_task.weights, small_task.train, chunk_size)

@@ -9,7 +9,7 @@ function of the weights: what a reversible trajectory needs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -141,13 +141,23 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
 
 def exact_mean(per_example: PerExample, weights: Weights, dataset: Dataset, chunk_size: int | None) -> Sum:
     """The mean of a per-example quantity over the whole data set: forward only, full float32 products, compensated."""
+    (mean,) = exact_means([per_example], weights, dataset, chunk_size)
+    return mean
 
-    def fold(total: Sum, batch: Batch, mask: Array) -> Sum:
-        return compensated.add(total, compensated.total(jnp.where(mask, per_example(weights, batch), 0.0)))
 
+def exact_means(
+    per_example: Sequence[PerExample], weights: Weights, dataset: Dataset, chunk_size: int | None
+) -> list[Sum]:
+    """The means of several quantities, in one pass: what they compute in common is computed once."""
+
+    def fold(totals: list[Sum], batch: Batch, mask: Array) -> list[Sum]:
+        values = [jnp.where(mask, quantity(weights, batch), 0.0) for quantity in per_example]
+        return [compensated.add(t, compensated.total(v)) for t, v in zip(totals, values, strict=True)]
+
+    zeros = [compensated.zero() for _ in per_example]
     with jax.default_matmul_precision("highest"):
-        total = fold_chunks(fold, compensated.zero(), dataset, chunk_for(chunk_size, weights))
-    return compensated.scale(total, 1 / dataset.num_examples)
+        totals = fold_chunks(fold, zeros, dataset, chunk_for(chunk_size, weights))
+    return [compensated.scale(total, 1 / dataset.num_examples) for total in totals]
 
 
 def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None = None) -> Sum:

@@ -14,7 +14,7 @@ import pytest
 import pseudolangevin as pl
 from pseudolangevin import cli, config
 from pseudolangevin.tuning import Bias, command
-from pseudolangevin.tuning.bench import Bench, segment_of
+from pseudolangevin.tuning.bench import Bench, segment_of, stride_of
 from pseudolangevin.tuning.langevin import Grid, LangevinSearch
 from pseudolangevin.tuning.measure import Estimate, estimate
 from pseudolangevin.tuning.reference import Anchor, against_exact, against_extrapolation
@@ -63,8 +63,29 @@ def test_the_interval_between_measurements_follows_the_relaxation_time(small_tas
     assert search._refresh_interval(1_000, 0.3, 0.99) == 450  # half of 833, in segments of 50
     search.step_seconds[1_000], search.refresh_seconds[1_000] = 1e-3, 0.5
     assert search._refresh_interval(1_000, 0.3, 0.99) == 4_500  # 0.5 s in every 4.5 s
-    assert segment_of(math.sqrt(0.99)) == 100
-    assert segment_of(0.5) == 50
+    assert (segment_of(math.sqrt(0.99)), stride_of(math.sqrt(0.99))) == (100, 100)
+    assert (segment_of(0.5), stride_of(0.5)) == (50, 50)
+    assert (segment_of(math.sqrt(0.999)), stride_of(math.sqrt(0.999))) == (200, 1_000)  # a long memory, in parts
+
+
+def test_masses_as_light_as_those_of_a_chain_that_failed_are_not_tried_again(small_task, monkeypatch):
+    bench = Bench(pl.pseudo_langevin(small_task.potential, small_task.train), {}, 1e-6, 1.0, 1.0, 1_000, 0, print)
+    ratios, heavier = [0.01, 0.03, 0.1, 0.3], math.sqrt(0.999)
+    search = LangevinSearch(bench, Grid([100, 1_000], ratios, [math.sqrt(0.99), heavier], [0.0]), 0.02)
+    settings = {"batch_size": 1_000, "temperature_ratio": 0.01, "momentum_retention": math.sqrt(0.99)}
+    best = synthetic.tried(1.0, settings, bias=0.0)
+    assert search._start(settings | {"batch_size": 100}, best) == 0  # the bias depends on 𝒯: the same 𝒯
+    search._note_unstable(settings | {"temperature_ratio": 0.03})
+    assert search._start(settings | {"batch_size": 100}, best) == 2  # a tenth of S and ten times 𝒯
+    assert search._start(settings | {"momentum_retention": heavier}, best) == 2
+    tried: list[dict] = []
+    monkeypatch.setattr(search, "_try", tried.append)
+    monkeypatch.setattr(search, "_judged", lambda: [best])
+    search._climb(0, 1_000, momentum_retention=math.sqrt(0.99))
+    assert [s["temperature_ratio"] for s in tried] == [0.01]  # 0.03 is known to fail
+    tried.clear()
+    search._climb(2, 1_000, momentum_retention=heavier)
+    assert [s["temperature_ratio"] for s in tried] == [0.1]
 
 
 def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):

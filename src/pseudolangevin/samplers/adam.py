@@ -17,7 +17,7 @@ import optax
 from .. import gradients, trees
 from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset, ValidatedDataset
-from ..gradients import DEFAULT_CHUNK_SIZE, Oracle, exact_mean
+from ..gradients import DEFAULT_CHUNK_SIZE, Oracle, exact_means
 from ..potential import Potential
 from ..types import Array, Key, Status, Weights
 from .base import Kernel, Measurements, Sampler, Stream, key_for
@@ -128,12 +128,14 @@ class AdamKernel(Kernel):
 
     def _validate(self, weights: Weights, dataset: ValidatedDataset) -> tuple[Array, Array | None]:
         """Loss and error of the validation set. One that overflows is just large and must not stop a chain."""
-        loss = exact_mean(self.potential.per_example_loss, weights, dataset.validation, self.chunk_size).high
+        quantities = [self.potential.per_example_loss]
+        if self.potential.per_example_error is not None:
+            quantities.append(self.potential.per_example_error)
+        means = exact_means(quantities, weights, dataset.validation, self.chunk_size)
+        loss = means[0].high
         largest = float(jnp.finfo(loss.dtype).max)
         loss = jnp.nan_to_num(loss, nan=largest, posinf=largest)
-        if self.potential.per_example_error is None:
-            return loss, None
-        return loss, exact_mean(self.potential.per_example_error, weights, dataset.validation, self.chunk_size).high
+        return loss, means[1].high if len(means) > 1 else None
 
 
 def adam(

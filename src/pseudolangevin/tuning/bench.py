@@ -27,8 +27,8 @@ from ..samplers.langevin_kernel import LangevinKernel
 from ..types import Weights
 from .measure import Measured, measure, watch
 
-MIN_SEGMENT = 50
-"""Steps between records of a Langevin sampler, unless its momenta remember longer."""
+MIN_SEGMENT, MAX_SEGMENT = 50, 200
+"""Steps between records of a Langevin sampler: the memory of its momenta, or a part of it where that is long."""
 
 
 def _now() -> float:
@@ -146,6 +146,7 @@ class Bench:
             _segments(sampler, settings, states, segment),
             seconds=self._at_most(seconds),
             discard_steps=int(states.step[0]) + segment,
+            displacement_every=stride_of(settings["momentum_retention"]),
             observe=observe,
             observe_examples=self.observe_examples,
             chunk_size=self.chunk_size,
@@ -175,8 +176,21 @@ def _segments(sampler: Sampler, settings: Mapping[str, Any], states: Any, segmen
 
 
 def segment_of(momentum_retention: float) -> int:
-    """Steps between records: the memory of the momenta, 1/(1 − c1²), or more."""
-    return max(MIN_SEGMENT, round(1 / (1 - momentum_retention**2)))
+    """Steps between records and, at the least, between measurements of 𝒱."""
+    return _divided(momentum_retention)[0]
+
+
+def stride_of(momentum_retention: float) -> int:
+    """Steps of the shortest displacement: the memory of the momenta, 1/(1 − c1²), or more; in whole segments."""
+    segment, count = _divided(momentum_retention)
+    return segment * count
+
+
+def _divided(momentum_retention: float) -> tuple[int, int]:
+    """The memory of the momenta as segments: steps of each, and how many."""
+    memory = max(MIN_SEGMENT, round(1 / (1 - momentum_retention**2)))
+    count = math.ceil(memory / MAX_SEGMENT)
+    return math.ceil(memory / count), count
 
 
 @partial(jax.jit, static_argnames=("kernel", "num_steps"), donate_argnames="states")

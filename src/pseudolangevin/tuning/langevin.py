@@ -3,19 +3,23 @@
 What theory and experience say saves most of the work. Displacement per step grows as S·𝒯, so the best S is the one with
 the most examples per second, which needs timing alone. The bias depends on 𝒯 and hardly on S. So: time the batch sizes
 (the chain equilibrates meanwhile), then climb in 𝒯 as long as the bias stays within the budget, and see whether another
-S, reset or c1 does better there.
+c1, S or reset does better there.
+
+With a million weights it is not the bias that ends the climb. Masses go as 1/(S·𝒯·(1 − c1²)), and a chain whose masses
+are too light for the steepest directions turns non-finite: what is as light as one that did is not tried again, and a
+smaller S, whose steps are cheaper, is tried with the 𝒯 that makes its masses as light as the lightest that held.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..samplers.base import Sampler
 from . import reference
-from .bench import Bench, segment_of
+from .bench import Bench, segment_of, stride_of
 from .measure import Estimate, Measured
 from .reference import Anchor
 from .result import Bias, Tried
@@ -32,6 +36,10 @@ RELAXATION_SHARE = 0.5
 MAX_INTERVAL = 5_000
 MAX_RAISES = 10
 """Measurements of 𝒱 before a candidate is judged; fewer where they take long."""
+MIN_STRIDES = 4
+"""Displacements, one after the other, that a candidate is given time for."""
+LIGHTER = 1.1
+"""Masses may be lighter by this factor and still count as equally light."""
 TIMING_TICKS = 5
 """Segments between measurements of 𝒱 while batch sizes are timed."""
 
@@ -58,6 +66,8 @@ class LangevinSearch:
     refresh_seconds: dict[int, float] = field(default_factory=dict)
     """Of one measurement of 𝒱, by batch size, where it was seen."""
     runs: list[tuple[dict[str, Any], Measured, dict[str, Estimate]]] = field(default_factory=list)
+    unstable: float = math.inf
+    """The least lightness of a chain that turned non-finite."""
     exact: dict[str, Estimate] | None = None
     reference: str = "𝒯 → 0"
 
@@ -71,16 +81,19 @@ class LangevinSearch:
             self.reference = "full-batch sampling" if self.exact else "𝒯 → 0"
             self.notes.append(f"biases are against {self.reference}: {how}")
             self.bench.report(self.notes[-1])
-        self._climb(sizes[0], self._middle())
-        variants: list[dict[str, Any]] = [{"batch_size": size} for size in sizes[1:2]]
+        self._climb(self._middle(), sizes[0])
+        own, *others = self.grid.momentum_retentions
+        variants: list[dict[str, Any]] = [{"momentum_retention": c} for c in others if c > own]
+        variants += [{"batch_size": size} for size in sizes[1:] if size == sizes[1] or size < sizes[0]]
         variants += [{"reset_probability": p} for p in self.grid.reset_probabilities[1:]]
-        variants += [{"momentum_retention": c} for c in self.grid.momentum_retentions[1:]]
-        for variant in variants:
+        variants += [{"momentum_retention": c} for c in others if c < own]
+        for index, variant in enumerate(variants):
             best = self._best(self._judged())
-            options = {name: best.settings[name] for name in ("momentum_retention", "reset_probability")}
-            options = {"batch_size": best.settings["batch_size"]} | options | variant
-            start = self.grid.temperature_ratios.index(best.settings["temperature_ratio"])
-            self._climb(options.pop("batch_size"), start, **options)
+            if "batch_size" in variant and index and "batch_size" in variants[index - 1] and math.isinf(self.unstable):
+                continue  # where nothing turned non-finite, one other S is enough
+            names = ("batch_size", "momentum_retention", "reset_probability")
+            settings = {name: best.settings[name] for name in names} | variant
+            self._climb(start=self._start(settings, best), **settings)
         tried = self._judged()
         return tried, self._best(tried)
 
@@ -134,7 +147,9 @@ class LangevinSearch:
         """Stir with a middling 𝒯, in which slow directions arrive sooner, then relax with the smallest."""
         stirring = self._settings(size, self.grid.temperature_ratios[self._middle()])
         stirred = self.bench.measure_langevin(stirring, 0.5 * self.bench.left(EQUILIBRATION_SHARE))
-        if not stirred.stopped:
+        if stirred.stopped:
+            self._note_unstable(stirring)
+        else:
             self.bench.adopt(stirred)
         settings = self._settings(size, self.grid.temperature_ratios[0])
         run = self.bench.measure_langevin(settings, self.bench.left(EQUILIBRATION_SHARE))
@@ -143,29 +158,43 @@ class LangevinSearch:
             self.bench.adopt(run)
         return run
 
-    def _climb(self, size: int, start: int, **options: Any) -> None:
+    def _start(self, settings: dict[str, Any], best: Tried) -> int:
+        """Where to begin with other settings: at the best 𝒯 or, where stability decides, with masses as light."""
+        ratios = self.grid.temperature_ratios
+        if math.isinf(self.unstable):
+            return ratios.index(best.settings["temperature_ratio"])
+        limit = LIGHTER * _lightness(best.settings)
+        light = [i for i, ratio in enumerate(ratios) if _lightness(settings | {"temperature_ratio": ratio}) <= limit]
+        return max(light, default=0)
+
+    def _climb(self, start: int, batch_size: int, **options: Any) -> None:
         """Upwards in 𝒯 while the budget is kept, downwards while it is not."""
         ratios = self.grid.temperature_ratios
         index, direction = start, 0
         while 0 <= index < len(ratios) and self._time_for_one_more():
-            settings = self._settings(size, ratios[index], **options)
+            settings = self._settings(batch_size, ratios[index], **options)
             if any(_same_but_interval(known, settings) for known, _, _ in self.runs):
                 return
-            self._try(settings)
-            step = 1 if self._judged()[-1].within_budget else -1
+            step = -1
+            if LIGHTER * _lightness(settings) < self.unstable:
+                self._try(settings)
+                step = 1 if self._judged()[-1].within_budget else -1
             if direction and step != direction:
                 return
             direction = step
             index += step
 
     def _try(self, settings: dict[str, Any]) -> None:
-        seconds = self._candidate_seconds
+        stride_seconds = stride_of(settings["momentum_retention"]) * self.step_seconds[settings["batch_size"]]
+        seconds = max(self._candidate_seconds, MIN_STRIDES * stride_seconds)
         cost = self._refresh_cost(settings["batch_size"]) * self.step_seconds[settings["batch_size"]]
         num_raises = MAX_RAISES if cost == 0 else min(MAX_RAISES, max(1, int(0.5 * seconds / cost)))
         self._keep(settings, self.bench.measure_langevin(settings, seconds, num_raises=num_raises))
 
     def _keep(self, settings: dict[str, Any], run: Measured) -> None:
         self.runs.append((settings, run, run.estimates()))
+        if run.stopped:
+            self._note_unstable(settings)
         if run.refresh_seconds:
             self.refresh_seconds[settings["batch_size"]] = run.refresh_seconds
         tried = self._judged()[-1]
@@ -176,6 +205,9 @@ class LangevinSearch:
             + ", ".join(f"{name} {bias.value:+.2%}" for name, bias in tried.bias.items())
             + (f" ({tried.note})" if tried.note else "")
         )
+
+    def _note_unstable(self, settings: dict[str, Any]) -> None:
+        self.unstable = min(self.unstable, _lightness(settings))
 
     def _judged(self) -> list[Tried]:
         """Every candidate with its bias, by what is known now."""
@@ -248,6 +280,11 @@ class LangevinSearch:
             return 0.0
         known = size if size in seen else max(seen)
         return self.refresh_seconds[known] / self.step_seconds[known]
+
+
+def _lightness(settings: Mapping[str, Any]) -> float:
+    """One over the masses, up to factors that all candidates share."""
+    return settings["batch_size"] * settings["temperature_ratio"] * (1 - settings["momentum_retention"] ** 2)
 
 
 def _same_but_interval(one: dict[str, Any], other: dict[str, Any]) -> bool:

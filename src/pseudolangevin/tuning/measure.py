@@ -22,7 +22,7 @@ from ..data import Dataset
 from ..diagnostics.averages import Floats, average, discard
 from ..diagnostics.diffusion import Diffusion, Displacements
 from ..diagnostics.stationarity import drift
-from ..gradients import DEFAULT_CHUNK_SIZE, exact_mean
+from ..gradients import DEFAULT_CHUNK_SIZE, exact_means
 from ..potential import Potential
 from ..samplers.base import Sampler
 from ..types import Array, Status, Weights
@@ -158,12 +158,16 @@ def watch(
     *,
     seconds: float,
     discard_steps: int = 0,
+    displacement_every: int = 1,
     observe: bool = True,
     observe_examples: int | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     num_references: int = 10,
 ) -> Measured:
-    """`measure` for chains that are moved by `records`: an iterator over (step, states), asked under the clock."""
+    """`measure` for chains that are moved by `records`: an iterator over (step, states), asked under the clock.
+
+    Displacements are those over multiples of `displacement_every` steps, where a record falls there.
+    """
     observed = sampler.dataset
     if observe_examples is not None:
         observed = observed.head(min(observe_examples, observed.num_examples))
@@ -195,7 +199,8 @@ def watch(
         stopped = bool(np.any(np.asarray(states.status) != Status.RUNNING))
         if stopped:
             continue
-        displacements.observe(step, clock, states.weights)
+        if (step - first) % displacement_every == 0:
+            displacements.observe(step, clock, states.weights)
         if observe and observing <= OBSERVING_SHARE * clock:
             started = time.perf_counter()
             values = _observe(sampler.potential, chunk_size, states.weights, observed)
@@ -229,11 +234,11 @@ def _observe(potential: Potential, chunk_size: int, weights: Weights, dataset: D
     """Loss, |w|² and error of every chain, forward passes only; the same program for every sampler."""
 
     def one(chain: Weights) -> dict[str, Array]:
-        loss = exact_mean(potential.per_example_loss, chain, dataset, chunk_size)
-        values = {"loss": loss.high + loss.low, "squared_norm": trees.squared_norm(chain)}
+        quantities = {"loss": potential.per_example_loss}
         if potential.per_example_error is not None:
-            error = exact_mean(potential.per_example_error, chain, dataset, chunk_size)
-            values["error"] = error.high + error.low
-        return values
+            quantities["error"] = potential.per_example_error
+        means = exact_means(list(quantities.values()), chain, dataset, chunk_size)
+        values = {name: mean.high + mean.low for name, mean in zip(quantities, means, strict=True)}
+        return values | {"squared_norm": trees.squared_norm(chain)}
 
     return jax.vmap(one)(weights)
