@@ -251,7 +251,7 @@ def main() -> None:
         "at_most_twice_adam": bool(found.cost <= 2 * adam["examples_to_best"]),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        "settings": {name: str(value) for name, value in vars(options).items()},
+        "settings": {name: str(value) for name, value in vars(options).items() if name != "out"},
     }
     if "seconds_to_best" in adam:
         report["seconds_over_adam"] = (seconds - seconds_compiling) / adam["seconds_to_best"]

@@ -95,11 +95,11 @@ SETTINGS = {
         hidden_units=5_000,
         batch_size=50_305,
         phases=(
-            Phase("3e-7", 3e-7, THERMAL, 20_480, 66, "equilibrium", 0.3),
-            Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium"),
-            Phase("1e-6", 1e-6, THERMAL, 40_960, 45, "equilibrium", 0.1),
+            Phase("3e-7", 3e-7, THERMAL, 20_480, 66, "equilibrium", 0.55),
+            Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium", 0.75),
+            Phase("1e-6", 1e-6, THERMAL, 30_720, 40, "equilibrium", 0.2),
             Phase("3e-7 from random weights", 3e-7, RANDOM, 6_000, 30),
-            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 75, "quick"),
+            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 75),
             Phase(ADAM, None, RANDOM, 2_000_000, 40),
             Phase(OVERFITTED, None, RANDOM, 2_000_000, 32),
             Phase("1e-7 from overfitted weights", 1e-7, OVERFITTED, 12_288, 14, "equilibrium"),
@@ -109,7 +109,6 @@ SETTINGS = {
         total_seconds=330,
         paces={
             "published": Pace(4_000, 3),
-            "quick": Pace(4_000, 2),
             "equilibrium": Pace(1_024, 7, max_refresh_interval=1_024, record_every=512),
             "hot": Pace(256, 6, 0.003, max_refresh_interval=256, mass_floor=0.1, record_every=512),
         },
