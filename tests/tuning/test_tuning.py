@@ -75,7 +75,7 @@ def test_masses_as_light_as_those_of_a_chain_that_failed_are_not_tried_again(sma
     settings = {"batch_size": 1_000, "temperature_ratio": 0.01, "momentum_retention": math.sqrt(0.99)}
     best = synthetic.tried(1.0, settings, bias=0.0)
     assert search._start(settings | {"batch_size": 100}, best) == 0  # the bias depends on 𝒯: the same 𝒯
-    search._note_unstable(settings | {"temperature_ratio": 0.03})
+    search.failed.append(settings | {"temperature_ratio": 0.03})
     assert search._start(settings | {"batch_size": 100}, best) == 2  # a tenth of S and ten times 𝒯
     assert search._start(settings | {"momentum_retention": heavier}, best) == 2
     tried: list[dict] = []
@@ -86,6 +86,7 @@ def test_masses_as_light_as_those_of_a_chain_that_failed_are_not_tried_again(sma
     tried.clear()
     search._climb(2, 1_000, momentum_retention=heavier)
     assert [s["temperature_ratio"] for s in tried] == [0.1]
+    assert not search._sure_to_fail(settings | {"batch_size": 10_000})  # lighter, but with less noise
 
 
 def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):

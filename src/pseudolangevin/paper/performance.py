@@ -150,7 +150,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         if outcomes and time.perf_counter() - started > TIME_LIMIT[scale]:
             say(f"time is up: L1 = {case.course.hidden_units} at T = {case.course.temperature:g} is left out")
             break
-        outcomes.append(compare(case, scale, out, tasks))
+        outcomes.append(compare(case, out, tasks))
         settings = {"cases": [o.record for o in outcomes], "cases_left_out": len(CASES[scale]) - len(outcomes)}
         rows = [r for outcome in outcomes for r in rows_of(outcome, scale)]
         seconds = time.perf_counter() - started
@@ -159,7 +159,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     return reproduction
 
 
-def compare(case: Case, scale: str, out: Path, tasks: dict[int, SpinTask]) -> Outcome:
+def compare(case: Case, out: Path, tasks: dict[int, SpinTask]) -> Outcome:
     """Tune pL (which equilibrates the start), then run the paper's pL and tune hMC from there."""
     course = case.course
     task, start, origin = prepare(course, out, tasks.get(course.hidden_units))
@@ -175,7 +175,6 @@ def compare(case: Case, scale: str, out: Path, tasks: dict[int, SpinTask]) -> Ou
         temperature=course.temperature,
         bias_budget=BIAS_BUDGET,
         seconds=case.tuning_seconds,
-        max_seconds=2 * case.tuning_seconds if scale == "paper" else None,
         batch_sizes=[max(2, round(share * task.train.num_examples)) for share in case.batch_shares],
         temperature_ratios=case.temperature_ratios,
         observe_examples=course.observe_examples,
@@ -199,7 +198,6 @@ def compare(case: Case, scale: str, out: Path, tasks: dict[int, SpinTask]) -> Ou
         langevin.weights,
         temperature=course.temperature,
         seconds=case.hybrid_seconds,
-        max_seconds=2 * case.hybrid_seconds if scale == "paper" else None,
         num_leapfrog_steps=case.leapfrog_steps,
         chunk_size=course.chunk_size,
         key=course.seed,

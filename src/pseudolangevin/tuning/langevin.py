@@ -6,14 +6,14 @@ the most examples per second, which needs timing alone. The bias depends on 𝒯
 c1, S or reset does better there.
 
 With a million weights it is not the bias that ends the climb. Masses go as 1/(S·𝒯·(1 − c1²)), and a chain whose masses
-are too light for the steepest directions turns non-finite: what is as light as one that did is not tried again, and a
-smaller S, whose steps are cheaper, is tried with the 𝒯 that makes its masses as light as the lightest that held.
+are too light for the steepest directions turns non-finite: what is as light as one that did, with a 𝒯 as large, is not
+tried again, and a smaller S, whose steps are cheaper, is tried with the 𝒯 that makes its masses as light as the best's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,8 @@ class LangevinSearch:
     refresh_seconds: dict[int, float] = field(default_factory=dict)
     """Of one measurement of 𝒱, by batch size, where it was seen."""
     runs: list[tuple[dict[str, Any], Measured, dict[str, Estimate]]] = field(default_factory=list)
-    unstable: float = math.inf
-    """The least lightness of a chain that turned non-finite."""
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    """Settings of chains that turned non-finite."""
     exact: dict[str, Estimate] | None = None
     reference: str = "𝒯 → 0"
 
@@ -82,20 +82,25 @@ class LangevinSearch:
             self.notes.append(f"biases are against {self.reference}: {how}")
             self.bench.report(self.notes[-1])
         self._climb(self._middle(), sizes[0])
-        own, *others = self.grid.momentum_retentions
-        variants: list[dict[str, Any]] = [{"momentum_retention": c} for c in others if c > own]
-        variants += [{"batch_size": size} for size in sizes[1:] if size == sizes[1] or size < sizes[0]]
-        variants += [{"reset_probability": p} for p in self.grid.reset_probabilities[1:]]
-        variants += [{"momentum_retention": c} for c in others if c < own]
-        for index, variant in enumerate(variants):
+        for variant in self._variants(sizes):
             best = self._best(self._judged())
-            if "batch_size" in variant and index and "batch_size" in variants[index - 1] and math.isinf(self.unstable):
-                continue  # where nothing turned non-finite, one other S is enough
             names = ("batch_size", "momentum_retention", "reset_probability")
             settings = {name: best.settings[name] for name in names} | variant
             self._climb(start=self._start(settings, best), **settings)
         tried = self._judged()
         return tried, self._best(tried)
+
+    def _variants(self, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Changes to the best so far; which are worth trying shows on the way."""
+        own, *others = self.grid.momentum_retentions
+        if _ratio(self._best(self._judged())) < self.grid.temperature_ratios[-1]:
+            # Heavier masses make room for a larger 𝒯.
+            yield from ({"momentum_retention": c} for c in others if c > own)
+        yield from ({"batch_size": size} for size in sizes[1:2])
+        if self.failed:
+            yield from ({"batch_size": size} for size in sizes[2:] if size < sizes[0])
+        yield from ({"reset_probability": p} for p in self.grid.reset_probabilities[1:])
+        yield from ({"momentum_retention": c} for c in others if c < own)
 
     def sampler(self, best: Tried) -> Sampler:
         """The recommendation as a sampler: refreshes during the warm-up as in the base, since users start cold."""
@@ -148,7 +153,7 @@ class LangevinSearch:
         stirring = self._settings(size, self.grid.temperature_ratios[self._middle()])
         stirred = self.bench.measure_langevin(stirring, 0.5 * self.bench.left(EQUILIBRATION_SHARE))
         if stirred.stopped:
-            self._note_unstable(stirring)
+            self.failed.append(stirring)
         else:
             self.bench.adopt(stirred)
         settings = self._settings(size, self.grid.temperature_ratios[0])
@@ -161,8 +166,8 @@ class LangevinSearch:
     def _start(self, settings: dict[str, Any], best: Tried) -> int:
         """Where to begin with other settings: at the best 𝒯 or, where stability decides, with masses as light."""
         ratios = self.grid.temperature_ratios
-        if math.isinf(self.unstable):
-            return ratios.index(best.settings["temperature_ratio"])
+        if not self.failed:
+            return ratios.index(_ratio(best))
         limit = LIGHTER * _lightness(best.settings)
         light = [i for i, ratio in enumerate(ratios) if _lightness(settings | {"temperature_ratio": ratio}) <= limit]
         return max(light, default=0)
@@ -176,7 +181,7 @@ class LangevinSearch:
             if any(_same_but_interval(known, settings) for known, _, _ in self.runs):
                 return
             step = -1
-            if LIGHTER * _lightness(settings) < self.unstable:
+            if not self._sure_to_fail(settings):
                 self._try(settings)
                 step = 1 if self._judged()[-1].within_budget else -1
             if direction and step != direction:
@@ -194,7 +199,7 @@ class LangevinSearch:
     def _keep(self, settings: dict[str, Any], run: Measured) -> None:
         self.runs.append((settings, run, run.estimates()))
         if run.stopped:
-            self._note_unstable(settings)
+            self.failed.append(settings)
         if run.refresh_seconds:
             self.refresh_seconds[settings["batch_size"]] = run.refresh_seconds
         tried = self._judged()[-1]
@@ -206,8 +211,10 @@ class LangevinSearch:
             + (f" ({tried.note})" if tried.note else "")
         )
 
-    def _note_unstable(self, settings: dict[str, Any]) -> None:
-        self.unstable = min(self.unstable, _lightness(settings))
+    def _sure_to_fail(self, settings: dict[str, Any]) -> bool:
+        """Whether a chain with a 𝒯 no larger and masses no lighter turned non-finite."""
+        light, ratio = LIGHTER * _lightness(settings), settings["temperature_ratio"]
+        return any(light >= _lightness(f) and ratio >= f["temperature_ratio"] for f in self.failed)
 
     def _judged(self) -> list[Tried]:
         """Every candidate with its bias, by what is known now."""
@@ -280,6 +287,10 @@ class LangevinSearch:
             return 0.0
         known = size if size in seen else max(seen)
         return self.refresh_seconds[known] / self.step_seconds[known]
+
+
+def _ratio(tried: Tried) -> float:
+    return tried.settings["temperature_ratio"]
 
 
 def _lightness(settings: Mapping[str, Any]) -> float:
