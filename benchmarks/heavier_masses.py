@@ -27,7 +27,7 @@ from pseudolangevin.types import Weights
 TEMPERATURE, BATCH_SHARE = 3e-5, 0.03
 RECORD_EVERY, REFRESH_EVERY, STRIDE = 250, 250, 1_000
 REFERENCE = (0.003, 0.999)
-CASES = (REFERENCE, (0.03, 0.99), (0.03, 0.999), (0.1, 0.99), (0.1, 0.999), (0.3, 0.99), (0.3, 0.999))
+CASES = (REFERENCE, (0.03, 0.99), (0.03, 0.999), (0.1, 0.99), (0.1, 0.999))
 """𝒯 and c1²."""
 OBSERVABLES = ("loss", "squared_norm", "error")
 
@@ -81,11 +81,16 @@ def main() -> None:
     options = parser.parse_args()
     task = spin_task(50)
     start = quick_start(task, seconds=8, num_candidates=6)
-    stirred = run(task, start, 0.1, 0.99, 40_000)["weights"]
+    stirred = run(task, start, 0.1, 0.99, 40_000).get("weights")
+    if stirred is None:
+        raise SystemExit("the chain that equilibrates the start turned non-finite")
     rows: list[dict[str, Any]] = []
     for ratio, retention in CASES:
+        jax.clear_caches()
         row = run(task, jax.tree.map(lambda w: w[0, 0], stirred), ratio, retention, options.steps)
         row.pop("weights", None)
+        if "stopped_after" in row and not rows:
+            raise SystemExit(f"the reference turned non-finite after {row['stopped_after']} steps")
         for name in OBSERVABLES if "loss" in row else ():
             row[f"{name}_bias"] = row[name] / (rows or [row])[0][name] - 1
         rows.append(row)

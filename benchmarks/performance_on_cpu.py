@@ -1,9 +1,10 @@
 """The second size of Fig. 4 where there is no GPU: diffusion of pL and hMC at N = 101 610, T = 1e-6, on a CPU.
 
-    python benchmarks/performance_on_cpu.py benchmarks/results
+    python benchmarks/performance_on_cpu.py runs/performance-cpu
 
 As `pseudolangevin reproduce performance` does it, with batches and moves that two cores can do: S up to 1 % of P, and
-hMC of one and three leapfrog steps, with the bound on longer moves. Some ten minutes. Writes performance-cpu.json.
+hMC of one and three leapfrog steps, with the bound on longer moves. Some ten minutes; files performance-cpu.json and
+.png, and the weights where it ended.
 """
 
 import argparse

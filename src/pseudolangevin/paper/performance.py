@@ -27,7 +27,7 @@ from ..samplers.langevin import pseudo_langevin
 from ..tuning import Measured, Tried, Tuned, tune
 from .race import Course, at_least, describe, plot_displacements, prepare, ratio, run_one, say
 from .results import Reproduction, Row, row
-from .spins import SpinTask, keep_end, kept_end
+from .spins import SpinTask, keep_end
 
 BIAS_BUDGET = 0.02
 PAPER_MOVE = 1_000
@@ -182,7 +182,7 @@ def compare(case: Case, out: Path, tasks: dict[int, SpinTask]) -> Outcome:
         key=course.seed,
         report=say,
     )
-    if kept_end(out, task, course.temperature) is None:
+    if origin.startswith("Adam"):
         keep_end(out, task, course.temperature, langevin.weights)  # other studies start there
     say(f"{where}: pL as in the paper")
     as_published = pseudo_langevin(*system, refresh_every=case.refresh_every, warmup_refreshes=0)

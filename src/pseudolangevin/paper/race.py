@@ -15,7 +15,7 @@ from ..diagnostics.diffusion import Diffusion
 from ..samplers.base import Sampler
 from ..samplers.hybrid_kernel import HybridKernel
 from ..samplers.langevin import DEFAULT_MOMENTUM_RETENTION, pseudo_langevin
-from ..tuning.bench import segment_of
+from ..tuning.bench import segment_of, stride_of
 from ..tuning.measure import Measured, measure
 from ..types import Weights
 from .results import Row
@@ -54,7 +54,7 @@ def prepare(course: Course, out: Path, task: SpinTask | None = None) -> tuple[Sp
     task = task or spin_task(course.hidden_units, num_train=course.num_train)
     end = kept_end(out, task, course.temperature)
     if end is not None:
-        return task, end, "the end of a longer chain at this temperature, from another reproduction"
+        return task, end, "the end of an earlier study at this temperature"
     cache = out / "thermodynamics-starts.npz"
     try:
         start = cached_start(cache, task)
@@ -90,7 +90,7 @@ def run_one(
         sampler,
         weights,
         temperature=course.temperature,
-        segment=1 if hybrid else segment_of(sampler.settings["momentum_retention"]),
+        segment=1 if hybrid else stride_of(sampler.settings["momentum_retention"]),
         seconds=course.seconds if seconds is None else seconds,
         discard_steps=kernel.warmup_moves if isinstance(kernel, HybridKernel) else 0,
         observe=observe,

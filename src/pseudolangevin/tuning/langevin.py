@@ -3,7 +3,8 @@
 What theory and experience say saves most of the work. Displacement per step grows as S·𝒯, so the best S is the one with
 the most examples per second, which needs timing alone. The bias depends on 𝒯 and hardly on S. So: time the batch sizes
 (the chain equilibrates meanwhile), then climb in 𝒯 as long as the bias stays within the budget, and see whether another
-c1, S or reset does better there.
+c1, S or reset does better there. Heavier masses (a larger c1) have less of the one part of the bias that the time step
+makes, and that goes as S·𝒯·(1 − c1²).
 
 With a million weights it is not the bias that ends the climb. Masses go as 1/(S·𝒯·(1 − c1²)), and a chain whose masses
 are too light for the steepest directions turns non-finite: what is as light as one that did, with a 𝒯 as large, is not
@@ -93,12 +94,14 @@ class LangevinSearch:
     def _variants(self, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Changes to the best so far; which are worth trying shows on the way."""
         own, *others = self.grid.momentum_retentions
-        if _ratio(self._best(self._judged())) < self.grid.temperature_ratios[-1]:
+        if self.failed:
+            yield from ({"batch_size": size} for size in sizes[1:] if size < sizes[0])
+        best = self._best(self._judged())
+        if not best.within_budget or _ratio(best) < self.grid.temperature_ratios[-1]:
             # Heavier masses make room for a larger 𝒯.
             yield from ({"momentum_retention": c} for c in others if c > own)
-        yield from ({"batch_size": size} for size in sizes[1:2])
-        if self.failed:
-            yield from ({"batch_size": size} for size in sizes[2:] if size < sizes[0])
+        if not self.failed:
+            yield from ({"batch_size": size} for size in sizes[1:2])
         yield from ({"reset_probability": p} for p in self.grid.reset_probabilities[1:])
         yield from ({"momentum_retention": c} for c in others if c < own)
 
@@ -152,9 +155,7 @@ class LangevinSearch:
         """Stir with a middling 𝒯, in which slow directions arrive sooner, then relax with the smallest."""
         stirring = self._settings(size, self.grid.temperature_ratios[self._middle()])
         stirred = self.bench.measure_langevin(stirring, 0.5 * self.bench.left(EQUILIBRATION_SHARE))
-        if stirred.stopped:
-            self.failed.append(stirring)
-        else:
+        if not stirred.stopped:
             self.bench.adopt(stirred)
         settings = self._settings(size, self.grid.temperature_ratios[0])
         run = self.bench.measure_langevin(settings, self.bench.left(EQUILIBRATION_SHARE))
@@ -168,16 +169,23 @@ class LangevinSearch:
         ratios = self.grid.temperature_ratios
         if not self.failed:
             return ratios.index(_ratio(best))
-        limit = LIGHTER * _lightness(best.settings)
+        limit, retention = LIGHTER * _lightness(best.settings), settings["momentum_retention"]
+        biased = [
+            _ratio(tried)
+            for tried in self._judged()
+            if tried.bias and not tried.within_budget and tried.settings["momentum_retention"] == retention
+        ]
         light = [i for i, ratio in enumerate(ratios) if _lightness(settings | {"temperature_ratio": ratio}) <= limit]
-        return max(light, default=0)
+        return max((i for i in light if ratios[i] < min(biased, default=math.inf)), default=0)
 
     def _climb(self, start: int, batch_size: int, **options: Any) -> None:
         """Upwards in 𝒯 while the budget is kept, downwards while it is not."""
         ratios = self.grid.temperature_ratios
         index, direction = start, 0
-        while 0 <= index < len(ratios) and self._time_for_one_more():
+        while 0 <= index < len(ratios):
             settings = self._settings(batch_size, ratios[index], **options)
+            if not self._time_for(settings):
+                return
             if any(_same_but_interval(known, settings) for known, _, _ in self.runs):
                 return
             step = -1
@@ -190,9 +198,9 @@ class LangevinSearch:
             index += step
 
     def _try(self, settings: dict[str, Any]) -> None:
-        stride_seconds = stride_of(settings["momentum_retention"]) * self.step_seconds[settings["batch_size"]]
-        seconds = max(self._candidate_seconds, MIN_STRIDES * stride_seconds)
-        cost = self._refresh_cost(settings["batch_size"]) * self.step_seconds[settings["batch_size"]]
+        seconds = self._seconds_for(settings)
+        steps = self._refresh_cost(settings["batch_size"]) + segment_of(settings["momentum_retention"])
+        cost = steps * self.step_seconds[settings["batch_size"]]
         num_raises = MAX_RAISES if cost == 0 else min(MAX_RAISES, max(1, int(0.5 * seconds / cost)))
         self._keep(settings, self.bench.measure_langevin(settings, seconds, num_raises=num_raises))
 
@@ -224,7 +232,7 @@ class LangevinSearch:
         if self.exact is not None:
             return reference.against_exact(estimates, self.exact)
         healthy = [
-            Anchor(settings["temperature_ratio"], values)
+            Anchor(settings["temperature_ratio"], values, _others(settings), _lightness(settings))
             for settings, run, values in self.runs
             if not run.stopped and values
         ]
@@ -232,18 +240,21 @@ class LangevinSearch:
             return {}
         anchor = min(healthy, key=lambda a: a.ratio)
         above = [a for a in healthy if a.ratio > anchor.ratio]
-        return reference.against_extrapolation(estimates, anchor, min(above, key=lambda a: a.ratio, default=None))
+        # The line is that of one c1, S and ρ; failing that, of masses no heavier, so that no part of the bias falls.
+        alike = [a for a in above if a.others == anchor.others] or [a for a in above if a.lightness >= anchor.lightness]
+        return reference.against_extrapolation(estimates, anchor, min(alike, key=lambda a: a.ratio, default=None))
 
     def _best(self, tried: list[Tried]) -> Tried:
         """The fastest within the budget; if none is, the least biased.
 
-        Fastest over one and the same time, the shortest that all have seen: a step of many examples takes so long that
-        stiff directions have stopped moving by its first record.
+        Fastest over one and the same time, four times the shortest that all have seen: a step of many examples takes so
+        long that stiff directions have stopped moving by its first record.
         """
         curves = {id(t): t.diffusion for t in tried if t.within_budget and t.diffusion is not None}
         if not curves:
             return min(tried, key=_badness)
-        interval = max(float(curve.seconds[0]) for curve in curves.values())
+        # At the memory of its momenta a free weight has come 0.37 of the way that diffusion alone would have taken it.
+        interval = max(float(min(MIN_STRIDES * c.seconds[0], c.seconds[-1])) for c in curves.values())
 
         def displacement(candidate: Tried) -> float:
             curve = curves[id(candidate)]
@@ -258,9 +269,14 @@ class LangevinSearch:
     def _candidate_seconds(self) -> float:
         return max(1.0, 0.08 * self.bench.seconds)
 
-    def _time_for_one_more(self) -> bool:
+    def _seconds_for(self, settings: Mapping[str, Any]) -> float:
+        """Of a candidate: its share, or some displacements where they take longer."""
+        stride = stride_of(settings["momentum_retention"]) * self.step_seconds[settings["batch_size"]]
+        return max(self._candidate_seconds, MIN_STRIDES * stride)
+
+    def _time_for(self, settings: Mapping[str, Any]) -> bool:
         """Always, for the first after the anchor: one candidate is no choice."""
-        return len(self.runs) < 2 or self.bench.left() > 0.5 * self._candidate_seconds
+        return len(self.runs) < 2 or self.bench.left() > 0.5 * self._seconds_for(settings)
 
     def _settings(self, size: int, ratio: float, **options: Any) -> dict[str, Any]:
         retention = options.get("momentum_retention", self.grid.momentum_retentions[0])
@@ -287,6 +303,11 @@ class LangevinSearch:
             return 0.0
         known = size if size in seen else max(seen)
         return self.refresh_seconds[known] / self.step_seconds[known]
+
+
+def _others(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is searched beside 𝒯."""
+    return tuple(settings[name] for name in ("batch_size", "momentum_retention", "reset_probability"))
 
 
 def _ratio(tried: Tried) -> float:

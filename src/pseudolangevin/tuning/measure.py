@@ -59,7 +59,7 @@ class Measured:
     variance_share: float
     """Of the time, spent on measuring 𝒱."""
     diffusion: Diffusion | None
-    """None where a chain stopped, or time was up before the second record."""
+    """None where a chain stopped."""
     observables: dict[str, Floats]
     """Loss, |w|² and error (chain, observation)."""
     states: Any
@@ -123,7 +123,7 @@ def measure(
         temperature: T.
         segment: steps between records: the shortest interval of the displacements. It should exceed the memory of the
             momenta, and divide or be divided by the interval between measurements of 𝒱.
-        seconds: wall-clock time, compilation excluded; at least two records are made.
+        seconds: wall-clock time, compilation excluded; there is at least one displacement.
         num_chains: chains side by side; D* is then that of each, slowed by its company.
         discard_steps: leave out so many steps at the start.
         observe: compute loss, |w|² and error.
@@ -187,7 +187,7 @@ def watch(
     preparation_seconds = time.perf_counter() - began
     began = time.perf_counter()
     stopped = False
-    while not stopped and (step == first or time.perf_counter() - began <= seconds):
+    while not stopped and (not displacements.num_pairs or time.perf_counter() - began <= seconds):
         started = time.perf_counter()
         step, states = next(records)
         jax.block_until_ready(states)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,10 @@ class Anchor:
 
     ratio: float
     estimates: Mapping[str, Estimate]
+    others: tuple[Any, ...] = ()
+    """What it was run with beside 𝒯."""
+    lightness: float = 0.0
+    """One over its masses, up to a common factor."""
 
 
 def exact_averages(bench: Bench, equilibrated: Measured, seconds: float) -> tuple[dict[str, Estimate] | None, str]:
