@@ -125,10 +125,13 @@ class Outcome:
 
     @property
     def _longest(self) -> tuple[Tried, float]:
-        """The longest move that was measured, and the seconds of a step: what one more adds to a move."""
+        """The longest move that was measured, and the seconds of a step: what one more adds to a move, or, where one
+        length alone was measured, a share of it: a move of L steps has L + 2 gradients."""
         *others, longest = sorted(self.hybrid.tried, key=lambda t: t.settings["num_leapfrog_steps"])
         steps, milliseconds = longest.settings["num_leapfrog_steps"], longest.milliseconds_per_step
-        if others:
+        if not others:
+            steps += 2
+        else:
             steps -= others[-1].settings["num_leapfrog_steps"]
             milliseconds -= others[-1].milliseconds_per_step
         return longest, 1e-3 * milliseconds / steps
