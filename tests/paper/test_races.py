@@ -108,6 +108,8 @@ def test_moves_that_were_not_measured_count_with_their_upper_bound():
     assert not gain.passed
     assert any("upper bound" in quantity for quantity in found)
     assert any("extrapolated" in quantity for quantity in found)
+    # Where one length alone was measured, its ends must not pass for steps: 1 ms is three gradients.
+    assert outcome((1,)).hybrid_move[:2] == (pytest.approx(0.0107 * 3), pytest.approx(1 / 3))
 
 
 def test_a_cached_start_is_used_where_it_fits(tmp_path):

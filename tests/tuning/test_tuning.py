@@ -8,15 +8,17 @@ from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import cli, config
+from pseudolangevin.chains import make_plan
 from pseudolangevin.tuning import Bias, command
 from pseudolangevin.tuning.bench import Bench, segment_of, stride_of
 from pseudolangevin.tuning.langevin import Grid, LangevinSearch
-from pseudolangevin.tuning.measure import Estimate, estimate
+from pseudolangevin.tuning.measure import Estimate, estimate, measure, watch
 from pseudolangevin.tuning.reference import Anchor, against_exact, against_extrapolation
 from tests.store.small_runs import SMALL_RUN
 
@@ -87,6 +89,36 @@ def test_masses_as_light_as_those_of_a_chain_that_failed_are_not_tried_again(sma
     search._climb(2, 1_000, momentum_retention=heavier)
     assert [s["temperature_ratio"] for s in tried] == [0.1]
     assert not search._sure_to_fail(settings | {"batch_size": 10_000})  # lighter, but with less noise
+
+
+def test_what_failed_says_nothing_of_the_bias_and_what_is_biased_does(small_task, monkeypatch):
+    bench = Bench(pl.pseudo_langevin(small_task.potential, small_task.train), {}, 1e-6, 1.0, 1.0, 1_000, 0, print)
+    search = LangevinSearch(bench, Grid([100, 1_000], [0.003, 0.01, 0.03], [math.sqrt(0.99)], [0.0]), 0.02)
+    settings = {"batch_size": 1_000, "temperature_ratio": 0.003, "momentum_retention": math.sqrt(0.99)}
+    best = synthetic.tried(1.0, settings, bias=0.0)
+    beyond = synthetic.tried(9.0, settings | {"temperature_ratio": 0.01}, bias=7.0)
+    search.failed.append(dict(beyond.settings))
+    monkeypatch.setattr(search, "_judged", lambda: [best, replace(beyond, note="turned non-finite", diffusion=None)])
+    assert search._start(settings | {"batch_size": 100}, best) == 2  # 0.03: as light as the best
+    monkeypatch.setattr(search, "_judged", lambda: [best, beyond])
+    assert search._start(settings | {"batch_size": 100}, best) == 0  # 0.01 is too much with any S
+
+
+def test_a_part_of_the_examples_is_observed_and_displacements_are_of_whole_strides(small_task):
+    sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.01)
+    run = measure(
+        sampler, small_task.weights, temperature=1e-3, segment=50, seconds=0.0, observe_examples=100, chunk_size=1_000
+    )
+    weights = jax.tree.map(lambda w: w[0, 0], run.weights)
+    part = small_task.potential.per_example_loss(weights, small_task.train.head(100).batch)
+    assert run.observables["loss"][0, -1] == pytest.approx(float(part.mean()), rel=1e-5)
+    assert run.diffusion is not None
+    plan = make_plan(sampler, temperatures=[1e-3], num_chains=1, num_steps=10_000, record_every=10_000)
+    records = ((r.step, r.states) for r in plan.run(plan.init(small_task.weights, 0), segment=50, progress=False))
+    watched = watch(sampler, records, seconds=0.0, displacement_every=200, observe=False)
+    assert watched.num_steps == 200  # time was up at once, and a displacement was waited for
+    assert watched.diffusion is not None
+    assert list(watched.diffusion.steps) == [200]
 
 
 def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):

@@ -170,11 +170,8 @@ class LangevinSearch:
         if not self.failed:
             return ratios.index(_ratio(best))
         limit, retention = LIGHTER * _lightness(best.settings), settings["momentum_retention"]
-        biased = [
-            _ratio(tried)
-            for tried in self._judged()
-            if tried.bias and not tried.within_budget and tried.settings["momentum_retention"] == retention
-        ]
+        alike = [t for t in self._judged() if t.settings["momentum_retention"] == retention and not t.note]
+        biased = [_ratio(tried) for tried in alike if not tried.within_budget]  # settled, finite, and off
         light = [i for i, ratio in enumerate(ratios) if _lightness(settings | {"temperature_ratio": ratio}) <= limit]
         return max((i for i in light if ratios[i] < min(biased, default=math.inf)), default=0)
 

@@ -58,10 +58,11 @@ def tune(
         bias_budget: largest accepted relative bias of loss, |w|² and error.
         batch_sizes: S to try; default: 1, 3, 10, 30 and 100 % of the data set.
         temperature_ratios: 𝒯 to try.
-        momentum_retentions: c1 to try, the first one first, larger ones only where a larger 𝒯 is left to try; default:
-            the sampler's own, √0.999 and √0.9. Masses go as 1/(1 − c1²) and friction as 1 − c1², so that diffusion over
-            long times does not depend on c1; heavy weights with little friction follow steep directions more exactly
-            (at the same 𝒯 the error of the time step is smaller), light ones forget sooner.
+        momentum_retentions: c1 to try, the first one first, larger ones only where a larger 𝒯 is left to try or nothing
+            keeps the budget; default: the sampler's own, √0.999 and √0.9. Masses go as 1/(1 − c1²) and friction as
+            1 − c1², so that diffusion over long times does not depend on c1; heavy weights with little friction follow
+            steep directions more exactly (at the same 𝒯 the error of the time step is smaller), light ones forget
+            sooner.
         reset_probabilities: ρ_reset to try. With 0, masses are only ever raised, so 𝒯_i falls below 𝒯: slower, and
             less biased.
         num_leapfrog_steps: of hybrid Monte Carlo.
