@@ -34,6 +34,9 @@ def instant(monkeypatch):
         return synthetic.tuned(sampler, candidates)
 
     monkeypatch.setattr(race, "measure", measure)
+    monkeypatch.setattr(
+        race, "_with_raised_masses", lambda course, sampler, weights, seconds: measure(sampler, weights)
+    )
     monkeypatch.setattr(performance, "tune", tune)
     monkeypatch.setattr(race, "spin_task", lambda hidden, **_: spins.spin_task(hidden, num_train=500))
     monkeypatch.setattr(race, "quick_start", lambda task, **_: task.network.init(jax.random.key(0)))
@@ -56,6 +59,21 @@ def test_several_run_in_turn(instant, tmp_path, capsys):
     assert paper.reproduce(["variants", "batch-size"], "smoke", tmp_path) in (0, 1)
     assert {path.name for path in tmp_path.glob("*.json")} == {"variants.json", "batch-size.json"}
     assert capsys.readouterr().out.count("batch-size.json") == 1
+
+
+def test_pseudo_langevin_is_measured_with_masses_of_many_places():
+    task = spins.spin_task(3, num_train=500)
+    course = race.Course(3, 1e-3, 0, 1, 0.05, 0.05, 500)
+    sampler = race.pseudo_langevin(task.potential, task.train, batch_size=50, refresh_every=200, reset_probability=0.0)
+    run = race.run_one(course, sampler, task.network.init(jax.random.key(0)))
+    assert not run.stopped
+    assert run.diffusion is not None
+    assert run.diffusion.steps[0] == 100
+    # Measured by init, and ten times, a hundred steps apart, before the clock runs.
+    assert int(run.states.num_refreshes[0]) >= 1 + 10
+    assert int(run.states.num_resets[0]) == 1
+    stirred = performance.stir(replace(course, temperature=1e-5), task, task.network.init(jax.random.key(0)))
+    assert all(np.shape(leaf)[:2] == (1, 1) and np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(stirred))
 
 
 def outcome(leapfrog_steps, langevin=0.5, hybrid=0.1, squared_norm=1e9):

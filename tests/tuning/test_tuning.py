@@ -127,6 +127,10 @@ def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):
     slow, fast, biased = (synthetic.tried(d, {}, bias=b) for d, b in ((1.0, 0.0), (2.0, 0.01), (9.0, 0.05)))
     assert search._best([slow, fast, biased]) is fast
     assert search._best([biased]) is biased
+    # Where none keeps the budget: the least biased, as far as that is known.
+    unknown = replace(biased, bias={"loss": Bias(0.0, math.inf)})
+    assert search._best([unknown, biased]) is biased
+    assert search._best([replace(unknown, bias={"loss": Bias(0.1, math.inf)}), unknown]) is unknown
     # A curve that saturates soon begins steeply and falls behind.
     times = np.asarray(0.01 * np.arange(1, 101), np.float64)
     saturating = replace(
@@ -135,6 +139,16 @@ def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):
     assert saturating.diffusion is not None
     assert float(saturating.diffusion.coefficient[0]) == pytest.approx(5.0)
     assert search._best([slow, saturating]) is slow
+    # Where both have forgotten the start by the first records of the slower one, the one that got there first is best.
+    times = np.asarray(0.1 * np.arange(1, 101), np.float64)
+    soon, late = (
+        replace(fast, diffusion=replace(synthetic.diffusion(1.0), seconds=times * step, displacement=d))
+        for step, d in ((1, 1 - np.exp(-times[None])), (20, 1.01 - np.exp(-10 * times[None])))
+    )
+    assert search._best([late, soon]) is soon
+    assert late.diffusion is not None
+    earlier = replace(late, diffusion=replace(late.diffusion, seconds=times / 2))
+    assert search._best([soon, earlier]) is earlier
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from .race import Course, at_least, describe, equilibrate, plot_displacements, p
 from .results import Reproduction, row
 
 SETTINGS = {
-    "paper": (Course(5_000, 1e-6, 12, 1, 4, 4, 20_480), (0.001, 0.005, 0.01, 0.03), 3),
+    "paper": (Course(5_000, 1e-6, 12, 1, 4, 4, 20_480), (0.001, 0.005, 0.01), 1),
     "smoke": (Course(10, 2e-4, 8, 6, 8, 6, 15_600), (0.001, 0.005, 0.01, 0.1), 20),
 }
 """The course, the batch sizes as shares of P (0.01 is the paper's), and the leapfrog steps of hMC."""
@@ -32,7 +32,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
             task.train,
             batch_size=max(2, round(share * task.train.num_examples)),
             refresh_every=1_000,
-            warmup_refreshes=0,
+            reset_probability=0.0,
         )
         for share in shares
     }

@@ -36,7 +36,7 @@ SETTINGS = {
         Settings(Course(12, 2e-4, 4, 6, 4, 3, 17_610), (100, 5)),
     ),
 }
-TIME_LIMIT = {"paper": 80.0, "smoke": 400.0}
+TIME_LIMIT = {"paper": 150.0, "smoke": 400.0}
 """No further size is begun after this many seconds."""
 
 
@@ -65,7 +65,7 @@ def compare(settings: Settings, out: Path) -> tuple[int, Settings, dict[str, Mea
     equilibrated = equilibrate(course, task, start)
     samplers = {
         f"pL, ratio {value:g}": pseudo_langevin(
-            task.potential, task.train, temperature_ratio=value, refresh_every=1_000, warmup_refreshes=0
+            task.potential, task.train, temperature_ratio=value, refresh_every=1_000, reset_probability=0.0
         )
         for value in settings.temperature_ratios
     }

@@ -38,7 +38,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     time_step = naive_time_step(equilibrated, course.temperature)
     system = (task.potential, task.train)
     samplers = {
-        "pL": pseudo_langevin(*system, refresh_every=1_000, warmup_refreshes=0),
+        "pL": pseudo_langevin(*system, refresh_every=1_000, reset_probability=0.0),
         "naive pL, 𝒱 subtracted": naive_pseudo_langevin(*system, time_step=time_step, refresh_every=1_000),
         "naive pL": naive_pseudo_langevin(*system, time_step=time_step, subtract_variance=False),
         "hMC": hybrid_monte_carlo(

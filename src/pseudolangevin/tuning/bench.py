@@ -104,7 +104,9 @@ class Bench:
         self.preparing += run.preparation_seconds
         return run
 
-    def measure_langevin(self, settings: Mapping[str, Any], seconds: float, *, num_raises: int = 0) -> Measured:
+    def measure_langevin(
+        self, settings: Mapping[str, Any], seconds: float, *, num_raises: int = 0, observe: bool = True
+    ) -> Measured:
         """A candidate, from the common weights and with masses of its own.
 
         Before the clock runs 𝒱 is measured `num_raises` times, a segment apart: masses that are only ever raised answer
@@ -123,7 +125,7 @@ class Bench:
         )
         for _ in range(num_raises):
             _, states = next(segments)
-        return self._watch(sampler, settings, states, seconds, observe=True)
+        return self._watch(sampler, settings, states, seconds, observe=observe)
 
     def time_langevin(self, settings: Mapping[str, Any], old_batch_size: int, seconds: float) -> Measured:
         """Steps alone, with another batch size: 𝒱 and the masses that follow from it go as 1/S."""

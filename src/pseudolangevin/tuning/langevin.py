@@ -18,6 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from ..diagnostics.diffusion import Diffusion
 from ..samplers.base import Sampler
 from . import reference
 from .bench import Bench, segment_of, stride_of
@@ -39,6 +42,8 @@ MAX_RAISES = 10
 """Measurements of 𝒱 before a candidate is judged; fewer where they take long."""
 MIN_STRIDES = 4
 """Displacements, one after the other, that a candidate is given time for."""
+FORGOTTEN = 0.5
+"""Candidates are compared over at most this share of the largest d² that was seen, which may be that of equilibrium."""
 LIGHTER = 1.1
 """Masses may be lighter by this factor and still count as equally light."""
 TIMING_TICKS = 5
@@ -242,22 +247,12 @@ class LangevinSearch:
         return reference.against_extrapolation(estimates, anchor, min(alike, key=lambda a: a.ratio, default=None))
 
     def _best(self, tried: list[Tried]) -> Tried:
-        """The fastest within the budget; if none is, the least biased.
-
-        Fastest over one and the same time, four times the shortest that all have seen: a step of many examples takes so
-        long that stiff directions have stopped moving by its first record.
-        """
+        """The fastest within the budget over one and the same distance; if none is within it, the least biased."""
         curves = {id(t): t.diffusion for t in tried if t.within_budget and t.diffusion is not None}
         if not curves:
             return min(tried, key=_badness)
-        # At the memory of its momenta a free weight has come 0.37 of the way that diffusion alone would have taken it.
-        interval = max(float(min(MIN_STRIDES * c.seconds[0], c.seconds[-1])) for c in curves.values())
-
-        def displacement(candidate: Tried) -> float:
-            curve = curves[id(candidate)]
-            return float(curve.at(min(interval, curve.seconds[-1]))[0])
-
-        return max((t for t in tried if id(t) in curves), key=displacement)
+        distance = _common_distance(list(curves.values()))
+        return max((t for t in tried if id(t) in curves), key=lambda t: _speed(curves[id(t)], distance))
 
     def _middle(self) -> int:
         return len(self.grid.temperature_ratios) // 2
@@ -300,6 +295,26 @@ class LangevinSearch:
             return 0.0
         known = size if size in seen else max(seen)
         return self.refresh_seconds[known] / self.step_seconds[known]
+
+
+def _common_distance(curves: Sequence[Diffusion]) -> float:
+    """d²/N over which candidates are compared: far enough for all, but not so far that they have forgotten the start.
+
+    At the memory of its momenta a free weight has come 0.37 of the way that diffusion alone would have taken it, and a
+    step of many examples takes so long that stiff directions have stopped moving by its first record: so it is four
+    times the first interval, of the one for which that is furthest. Where all directions have stopped, though, every
+    sampler is as far as any other.
+    """
+    behind = [np.interp(min(MIN_STRIDES * c.seconds[0], c.seconds[-1]), c.seconds, c.displacement[0]) for c in curves]
+    furthest = max(float(np.max(c.displacement[0])) for c in curves)
+    return min(float(max(behind)), FORGOTTEN * furthest)
+
+
+def _speed(curve: Diffusion, distance: float) -> float:
+    """d²/(N·Δt) where the distance is reached; at the first or last interval where it is passed or not reached."""
+    reached = np.maximum.accumulate(curve.displacement[0])
+    distance = float(np.clip(distance, reached[0], reached[-1]))
+    return distance / float(np.interp(distance, reached, curve.seconds))
 
 
 def _others(settings: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -348,8 +363,13 @@ def _tried(settings: dict[str, Any], run: Measured, bias: dict[str, Bias], budge
     )
 
 
-def _badness(tried: Tried) -> float:
+def _badness(tried: Tried) -> tuple[float, float]:
+    """The worst bias with its uncertainty and, where that is unknown, by itself."""
     if not math.isfinite(tried.relative_diffusion) or not tried.bias:
-        return math.inf
-    worst = max(abs(b.value) for b in tried.bias.values())
-    return worst if math.isfinite(worst) else math.inf
+        return math.inf, math.inf
+    biases = tried.bias.values()
+    return max(_known(abs(b.value) + b.uncertainty) for b in biases), max(_known(abs(b.value)) for b in biases)
+
+
+def _known(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
