@@ -63,6 +63,10 @@ class Diffusion:
         """Standard error of `coefficient`."""
         return self.standard_error[:, 0] / self.seconds[0]
 
+    def to_dict(self) -> dict[str, list[float]]:
+        """The curve of the first temperature, ready for JSON."""
+        return {"seconds": self.seconds.tolist(), "displacement_per_weight": self.displacement[0].tolist()}
+
     def at(self, seconds: float) -> Floats:
         """d²(Δt)/(N·Δt) at Δt = `seconds`, interpolated; NaN outside of the intervals measured."""
         inside = self.seconds[0] * (1 - 1e-9) <= seconds <= self.seconds[-1] * (1 + 1e-9)

@@ -85,7 +85,7 @@ class Settings:
         return self.paces[phase.pace].record_every if phase.temperature else self.adam_record_every
 
 
-NUM_STARTS = 6
+NUM_STARTS = 12
 """Random starts: all but the last are tried, the last is taken as it is."""
 KNOWS_ALL = 0.15
 """An error above this says that a class is lost; without its class a tenth of the examples is misclassified."""

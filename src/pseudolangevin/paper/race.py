@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 from ..diagnostics.diffusion import Diffusion
 from ..samplers.base import Sampler
@@ -142,7 +143,8 @@ def describe(run: Measured) -> dict[str, Any]:
         "seconds_per_step": run.seconds_per_step,
         "variance_share": run.variance_share,
         "stopped": run.stopped,
-        "interval_seconds": None if run.diffusion is None else float(run.diffusion.seconds[0]),
+        "relative_diffusion": run.relative_diffusion if math.isfinite(run.relative_diffusion) else None,
+        "diffusion": None if run.diffusion is None else run.diffusion.to_dict(),
     }
 
 
@@ -166,7 +168,10 @@ def plot_displacements(axes: Axes, curves: Mapping[str, Diffusion | None], title
     """d²/N against wall-clock time."""
     for color, (label, curve) in zip(COLORS * 2, curves.items(), strict=False):
         if curve is not None:
-            axes.plot(curve.seconds, curve.displacement[0], "o-", ms=3, lw=1, color=color, label=label)
+            moved = curve.displacement[0] > 0  # a few moves of hMC may all have been rejected
+            axes.plot(curve.seconds[moved], curve.displacement[0][moved], "o-", ms=3, lw=1, color=color, label=label)
     axes.set(xscale="log", yscale="log", xlabel="wall-clock interval Δt [s]", ylabel="d²/N")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())  # those of less than a decade would overlap
     axes.set_title(title, fontsize=10)
     axes.legend(frameon=False, fontsize=7)

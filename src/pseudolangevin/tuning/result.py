@@ -60,7 +60,10 @@ class Tried:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, ready for JSON; unknown numbers are None."""
-        return _plain(asdict(replace(self, diffusion=None)) | {"diffusion": _curve(self.diffusion)})
+        return _plain(
+            asdict(replace(self, diffusion=None))
+            | {"diffusion": None if self.diffusion is None else self.diffusion.to_dict()}
+        )
 
 
 @dataclass(frozen=True)
@@ -143,12 +146,6 @@ class Tuned:
             soft_wrap=True,
         )
         return stream.getvalue().rstrip("\n")
-
-
-def _curve(diffusion: Diffusion | None) -> Any:
-    if diffusion is None:
-        return None
-    return {"seconds": diffusion.seconds.tolist(), "displacement_per_weight": diffusion.displacement[0].tolist()}
 
 
 def _toml(value: Any) -> str:
