@@ -18,7 +18,7 @@ LEVELS = [
     {"data", "models", "masses", "integrator", "kernels", "dense", "fashion"},
     {"tasks", "potential", "subset", "fused", "gradients", "noise", "moments", "streamed"},
     {"samplers", "observables"},
-    {"layout", "progress", "reports", "stopping", "placement", "prefetch", "hosts", "chains"},
+    {"layout", "progress", "reports", "stopping", "placement", "prefetch", "hosts", "segments", "chains"},
     {"predictions", "temperature_scan", "temperature_judgement", "temperature", "fitting"},
     {"config", "store", "provenance", "runs", "runfiles", "published", "diagnostics", "sparkline", "tuning"},
     {

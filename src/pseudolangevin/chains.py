@@ -31,6 +31,7 @@ from .progress import progress_bar
 from .reports import Reporter
 from .samplers import base
 from .samplers.base import Kernel, Sampler
+from .segments import Segments
 from .streamed import StreamedDataset
 from .types import Array, Key, Status, Weights
 
@@ -309,6 +310,8 @@ def run(
     kernel = sampler.kernel
     step = start
     refreshes = None if kernel.refresh_every is None else _Refreshes(kernel, states, sampler.dataset.mesh, step)
+    intervals = [record_every, kernel.refresh_every, segment]
+    segments = Segments.of([interval for interval in intervals if interval is not None], longest=stop)
     while step < stop:
         if refreshes is not None and step >= refreshes.due:
             states = _refresh(kernel, states, sampler.dataset)
@@ -321,7 +324,8 @@ def run(
         if isinstance(sampler.dataset, StreamedDataset) and kernel.batch_size is not None:
             states = prefetch.advance(kernel, states, sampler.dataset, length)
         else:
-            states = _advance(kernel, states, sampler.dataset, num_steps=length)
+            for num_steps in segments.cut(length):
+                states = _advance(kernel, states, sampler.dataset, num_steps=num_steps)
         step += length
         if step % record_every == 0:
             record = _observe(kernel, observer, states, observed, test)
@@ -375,7 +379,7 @@ class _Refreshes:
     def __init__(self, kernel: Kernel, states: Any, mesh: Mesh | None, step: int) -> None:
         assert kernel.refresh_every is not None
         self.due = int(_next_refresh(kernel, states, mesh))
-        # Intervals are cut into pieces, short ones while they are short: every length is a compilation of its own.
+        # Intervals are cut into pieces, short ones while they are short.
         regular = kernel.regular_refresh_interval
         self._piece = kernel.refresh_every if self.due - step < regular else max(kernel.refresh_every, regular // 8)
 
