@@ -322,7 +322,7 @@ def run(
         if segment is not None:
             length = min(length, _to_next_multiple(step, segment))
         if isinstance(sampler.dataset, StreamedDataset) and kernel.batch_size is not None:
-            states = prefetch.advance(kernel, states, sampler.dataset, length)
+            states = prefetch.advance(kernel, states, sampler.dataset, segments.cut(length))
         else:
             for num_steps in segments.cut(length):
                 states = _advance(kernel, states, sampler.dataset, num_steps=num_steps)

@@ -32,13 +32,13 @@ MAX_BLOCKS = 64
 """Blocks whose indices are on the device at once."""
 
 
-def advance(kernel: Kernel, states: Any, dataset: StreamedDataset, num_steps: int) -> Any:
-    """All chains through `num_steps` steps, a block at a time, the next block's examples on their way."""
+def advance(kernel: Kernel, states: Any, dataset: StreamedDataset, segments: Sequence[int]) -> Any:
+    """All chains through segments of so many steps, a block at a time, the next block's examples on their way."""
     assert kernel.batch_size is not None
     num_chains = states.step.shape[0]
     per_step = num_chains * kernel.batch_size * dataset.bytes_per_example
-    length = max(1, min(num_steps, MAX_BLOCK_STEPS, BLOCK_BYTES // per_step))
-    lengths = [length] * (num_steps // length) + [num_steps % length] * (num_steps % length > 0)
+    most = max(1, min(MAX_BLOCK_STEPS, BLOCK_BYTES // per_step))
+    lengths = [length for segment in segments for length in [most] * (segment // most) + [segment % most] if length]
     for first in range(0, len(lengths), MAX_BLOCKS):
         states = _advance_blocks(kernel, states, dataset, lengths[first : first + MAX_BLOCKS])
     return states
