@@ -17,6 +17,7 @@ from pseudolangevin import cli, config
 from pseudolangevin.chains import make_plan
 from pseudolangevin.tuning import Bias, command
 from pseudolangevin.tuning.bench import Bench, segment_of, stride_of
+from pseudolangevin.tuning.hybrid import HybridSearch
 from pseudolangevin.tuning.langevin import Grid, LangevinSearch
 from pseudolangevin.tuning.measure import Estimate, estimate, measure, watch
 from pseudolangevin.tuning.reference import Anchor, against_exact, against_extrapolation
@@ -209,6 +210,42 @@ def test_a_tuning_prints_and_is_json_and_toml(tuned):
 
 
 @pytest.mark.usefixtures("_steady_clock")
+def test_long_moves_have_more_of_the_time_and_are_left_out_where_they_do_not_fit(small_task):
+    base = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
+    asked = []
+
+    class Slow:
+        """Moves that take 0.1 s a step; of 100 s, warm-ups not counted."""
+
+        weights, elapsed, max_seconds = None, 0.0, 300.0
+        spent = 0.0
+
+        def __init__(self):
+            self.base, self.report = base, lambda text: None
+
+        def left(self):
+            return 100.0 - self.spent
+
+        def hybrid(self, masses, num_steps, time_step, warmup):
+            return SimpleNamespace(num_steps=num_steps, warmup=warmup)
+
+        def measure_hybrid(self, sampler, seconds, *, observe):
+            asked.append((sampler.num_steps, round(seconds), sampler.warmup))
+            self.spent += seconds
+            self.elapsed += seconds + 0.1 * sampler.num_steps * sampler.warmup
+            states = SimpleNamespace(time_step=[0.1], step=[sampler.warmup + 5], num_accepted=[4])
+            return synthetic.measured(base, 1.0, states=states, seconds=0.1 * sampler.num_steps, num_steps=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic.Measured, "weights", property(lambda self: None))
+        search = HybridSearch(Slow(), [100, 1, 10, 400])  # type: ignore[arg-type]
+        tried, _ = search.run()
+    assert [t.settings["num_leapfrog_steps"] for t in tried] == [1, 10, 100]
+    # In proportion to √L, of the lengths that are left; the least warm-up where moves are long.
+    assert asked == [(1, 3, 20), (10, 9, 5), (100, 29, 5)]
+    assert "L = 400 was not tried: a move takes about 40 s" in search.notes
+
+
 def test_hybrid_monte_carlo_is_tuned_by_its_diffusion(small_task):
     sampler = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
     result = pl.tune(

@@ -75,10 +75,10 @@ CASES = {
             LARGE_RATIOS,
         ),
         Case(
-            Course(500, 1e-6, 8, 2, 80, 3, 55_800, observe_examples=111_600),
-            36,
-            20,
-            (10, 100, 1_000),
+            Course(500, 1e-6, 8, 2, 60, 3, 55_800, observe_examples=111_600),
+            40,
+            100,
+            (10, 100, 300, 1_000),
             0.03,
             1.0,
             (0.01, 0.03, 0.1),
@@ -92,7 +92,7 @@ CASES = {
         Case(Course(12, 2e-4, 5, 6, 0, 5, 17_610), 50, 12, (10, 30, 100), 0.1, 1.0),
     ),
 }
-TIME_LIMIT = {"paper": 400.0, "smoke": 600.0}
+TIME_LIMIT = {"paper": 900.0, "smoke": 600.0}
 """No further case is begun after this many seconds."""
 
 

@@ -16,6 +16,8 @@ from .result import Tried
 
 WARMUP_MOVES, MIN_WARMUP_MOVES = 20, 5
 """Moves that adapt δt at every number of leapfrog steps, since long moves need a smaller one; fewer of long moves."""
+MIN_MOVES = 3
+"""After the warm-up: a length for fewer is not tried. Long moves have more of the time, in proportion to √L."""
 WARMUP_SHARE = 0.4
 """Of the time for a number of steps, at most, unless the least number of moves takes more."""
 
@@ -35,12 +37,15 @@ class HybridSearch:
         kernel = self.bench.base.kernel
         assert isinstance(kernel, HybridKernel)
         time_step, step_seconds = kernel.initial_time_step, 0.0
-        for index, num_steps in enumerate(sorted(self.leapfrog_steps)):
+        lengths = sorted(self.leapfrog_steps)
+        for index, num_steps in enumerate(lengths):
             move_seconds = num_steps * step_seconds
-            if self.tried and self.bench.left() < (MIN_WARMUP_MOVES + 3) * move_seconds:
+            least = MIN_WARMUP_MOVES * move_seconds  # the warm-up is not counted in the time, but there is an end to it
+            no_time = self.bench.left() < MIN_MOVES * move_seconds
+            if self.tried and (no_time or self.bench.elapsed + least > self.bench.max_seconds):
                 self.notes.append(f"L = {num_steps} was not tried: a move takes about {move_seconds:.3g} s")
                 break
-            seconds = self.bench.left() / (len(self.leapfrog_steps) - index)
+            seconds = self.bench.left() * math.sqrt(num_steps) / sum(math.sqrt(n) for n in lengths[index:])
             warmup = WARMUP_MOVES
             if move_seconds:
                 warmup = int(np.clip(WARMUP_SHARE * seconds / move_seconds, MIN_WARMUP_MOVES, WARMUP_MOVES))
