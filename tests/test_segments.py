@@ -16,7 +16,7 @@ from pseudolangevin.segments import Segments
 @given(intervals=st.lists(st.integers(1, 10_000), min_size=1, max_size=3), end=st.integers(1, 100_000))
 def test_all_ways_of_a_run_are_covered_by_few_lengths(intervals, end):
     segments = Segments.of(intervals, longest=end)
-    met = [i for i in intervals if i <= end] or [end]
+    met = [i for i in intervals if i < end] or [end]
     stops = sorted({0, end, *(k * i for i in met for k in range(min(200, end // i) + 1))})
     ways = [late - early for early, late in pairwise(stops) if late - early <= min(met)]
     cuts = [segments.cut(way) for way in ways]
@@ -33,6 +33,10 @@ def test_the_usual_way_is_one_segment():
     assert Segments.of([123], longest=12_345).cut(45) == [45]  # to the end of the run
     assert Segments.of([123, 625], longest=12_345).cut(45) == [32, 8, 4, 1]
     assert Segments.of([2**31 - 1], longest=70).cut(70) == [70]
+    # An interval as long as the run stops nothing before its end.
+    assert Segments.of([2**31 - 1, 100, 625], longest=2**31 - 1) == Segments(unit=25, whole=100)
+    assert Segments.of([2_048, 625], longest=2_048).cut(173) == [173]
+    assert Segments.of([1_234, 500], longest=1_234).cut(234) == [234]
 
 
 def test_intervals_that_do_not_divide_each_other_compile_few_programs(small_task, monkeypatch):

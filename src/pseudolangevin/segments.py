@@ -24,8 +24,8 @@ class Segments:
 
     @classmethod
     def of(cls, intervals: Sequence[int], longest: int) -> Segments:
-        """For these intervals; those that are longer than `longest`, the run itself say, are never met."""
-        met = [interval for interval in intervals if interval <= longest] or [longest]
+        """For these intervals; those not shorter than `longest`, the run itself, stop nothing before its end."""
+        met = [interval for interval in intervals if interval < longest] or [longest]
         return cls(math.gcd(*met), min(met))
 
     def cut(self, length: int) -> list[int]:

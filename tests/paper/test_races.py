@@ -9,6 +9,7 @@ import pytest
 
 from pseudolangevin import paper
 from pseudolangevin.paper import performance, race, spins
+from pseudolangevin.tuning.measure import Estimate
 from tests.tuning import synthetic
 
 
@@ -112,12 +113,12 @@ def test_gains_are_measured_against_the_best_hybrid_monte_carlo():
 
 
 def test_moves_that_were_not_measured_count_with_their_upper_bound():
-    # Steps of 1 ms and δt = 0.1 at T = 1e-6: a free flight of 1000 steps goes 1.07·1e-6·100² in one second.
+    # Steps of 1 ms and δt = 0.1 at T = 1e-6: a free flight of 1000 steps goes 1e-6·100² in one second.
     made = outcome((5, 10))
-    assert made.hybrid_move == (pytest.approx(0.0107), pytest.approx(1.0), False)
+    assert made.hybrid_move == (pytest.approx(0.01), pytest.approx(1.0), False)
     assert made.best_hybrid == pytest.approx(0.1)  # that of 10 steps, which was measured
     # Across the sphere of |w|² = 2.79 it is 4·2.79/11160 = 0.001 at most, which the flight reaches at 306 steps.
-    near = outcome((5, 10), hybrid=1e-9, squared_norm=2.79)
+    near = outcome((5, 10), hybrid=1e-4, squared_norm=2.79)
     assert near.hybrid_move[0] == pytest.approx(0.001)
     assert near.best_hybrid == pytest.approx(0.001 / 0.306, rel=0.1)
     made = outcome((5, 10), langevin=0.13)
@@ -127,7 +128,35 @@ def test_moves_that_were_not_measured_count_with_their_upper_bound():
     assert any("upper bound" in quantity for quantity in found)
     assert any("extrapolated" in quantity for quantity in found)
     # Where one length alone was measured, its ends must not pass for steps: 1 ms is three gradients.
-    assert outcome((1,)).hybrid_move[:2] == (pytest.approx(0.0107 * 3), pytest.approx(1 / 3))
+    assert outcome((1,)).hybrid_move[:2] == (pytest.approx(0.03), pytest.approx(1 / 3))
+
+
+def test_a_long_flight_goes_no_further_than_its_pieces():
+    # Moves of 100 steps, 0.1 s each, have d² = 2.5e-5 with half of them accepted: flights of 0.00707, where a free one
+    # of δt = 0.1 at T = 1e-6 would be 0.01.
+    made = outcome((10, 100), hybrid=2.5e-4)
+    longest = replace(made.hybrid.tried[-1], acceptance=Estimate(0.5, 0.0, 10.0), standard_error=0.0)
+    made = replace(made, hybrid=replace(made.hybrid, tried=(made.hybrid.tried[0], longest)))
+    # Half accepted: another δt gets at most 0.2404/erfcinv(0.5) = 0.504 of it.
+    assert made.hybrid_move[0] == pytest.approx(0.504 * 1e6 * 0.5e-10 * 100, rel=1e-3)
+    # In between, pieces and single steps: one piece and 30 steps, or two pieces and back by 10.
+    assert made._most(130) == pytest.approx(0.504 * (0.00707 + 0.003) ** 2 / 0.13, rel=1e-3)
+    assert made._most(190) == pytest.approx(0.504 * (2 * 0.00707 + 0.001) ** 2 / 0.19, rel=1e-3)
+    # Where none was accepted nothing is known but the free flight.
+    nowhere = replace(longest, acceptance=Estimate(0.0, 0.0, 3.0), relative_diffusion=0.0)
+    made = replace(made, hybrid=replace(made.hybrid, tried=(made.hybrid.tried[0], nowhere)))
+    assert made.hybrid_move[0] == pytest.approx(0.2404 / 1.386 * 0.01, rel=1e-3)
+    # What is measured counts with one standard error more: of d², 44 %; of the acceptance, to 0.6.
+    unsure = replace(longest, acceptance=Estimate(0.5, 0.1, 25.0), standard_error=1.1e-4)
+    made = replace(made, hybrid=replace(made.hybrid, tried=(made.hybrid.tried[0], unsure)))
+    assert made.hybrid_move[0] == pytest.approx(0.2404 / 0.3708 * 1.44 * 0.005, rel=1e-3)
+
+
+def test_moves_that_were_all_rejected_pass_nothing():
+    found = rows(outcome((100, 1_000), hybrid=0.0))
+    gain = found["D* at N = 11160, T = 1e-06, pL over hMC, both tuned (at least 1.4)"]
+    assert np.isnan(gain.measured)
+    assert not gain.passed
 
 
 def test_a_cached_start_is_used_where_it_fits(tmp_path):

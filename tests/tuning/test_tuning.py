@@ -150,6 +150,15 @@ def test_the_best_moves_furthest_in_the_same_time_within_the_budget(small_task):
     assert late.diffusion is not None
     earlier = replace(late, diffusion=replace(late.diffusion, seconds=times / 2))
     assert search._best([soon, earlier]) is earlier
+    # Plateaus count from where they are reached first.
+    flat = np.asarray([[0.2003, 0.2001, 0.2002, 0.2001]])
+    soon, late = (
+        replace(
+            fast, diffusion=replace(synthetic.diffusion(1.0), seconds=np.arange(1.0, 5.0) * step, displacement=flat)
+        )
+        for step in (1.0, 2.0)
+    )
+    assert search._best([late, soon]) is soon
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +218,27 @@ def test_a_tuning_prints_and_is_json_and_toml(tuned):
     assert settings.sampler.batch_size == result.settings["batch_size"]
 
 
-@pytest.mark.usefixtures("_steady_clock")
+def test_smaller_batches_are_tried_where_the_start_is_forgotten_at_once(small_task):
+    bench = Bench(pl.pseudo_langevin(small_task.potential, small_task.train), {}, 1e-3, 1.0, 1.0, 1_000, 0, print)
+    search = LangevinSearch(bench, Grid([50, 100, 400], [0.01], [0.99], [0.0]), 0.02)
+    settings = {"temperature_ratio": 0.01, "momentum_retention": 0.99, "reset_probability": 0.0}
+
+    def candidate(size, interval, rate):
+        """d² approaches one."""
+        times = np.asarray(interval * np.arange(1, 17), np.float64)
+        curve = replace(synthetic.diffusion(1.0), seconds=times, displacement=1 - np.exp(-rate * times[None]))
+        return replace(synthetic.tried(1.0, settings | {"batch_size": size}), diffusion=curve)
+
+    def offered(*tried):
+        search._judged = lambda: list(tried)  # type: ignore[method-assign]
+        return [variant["batch_size"] for variant in search._variants([400, 100, 50]) if "batch_size" in variant]
+
+    at_once = candidate(400, 0.1, 20.0)
+    assert offered(candidate(400, 0.1, 0.1)) == [100]  # the second best by examples per second, as always
+    assert offered(at_once) == [100, 100]  # no better, so 50 is not tried
+    assert offered(at_once, candidate(100, 0.01, 40.0)) == [100, 50, 100]
+
+
 def test_long_moves_have_more_of_the_time_and_are_left_out_where_they_do_not_fit(small_task):
     base = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
     asked = []
@@ -241,11 +270,12 @@ def test_long_moves_have_more_of_the_time_and_are_left_out_where_they_do_not_fit
         search = HybridSearch(Slow(), [100, 1, 10, 400])  # type: ignore[arg-type]
         tried, _ = search.run()
     assert [t.settings["num_leapfrog_steps"] for t in tried] == [1, 10, 100]
-    # In proportion to √L, of the lengths that are left; the least warm-up where moves are long.
-    assert asked == [(1, 3, 20), (10, 9, 5), (100, 29, 5)]
+    # In proportion to √L, of the lengths that are left; at least three moves, the least warm-up where they are long.
+    assert asked == [(1, 3, 20), (10, 9, 5), (100, 30, 5)]
     assert "L = 400 was not tried: a move takes about 40 s" in search.notes
 
 
+@pytest.mark.usefixtures("_steady_clock")
 def test_hybrid_monte_carlo_is_tuned_by_its_diffusion(small_task):
     sampler = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
     result = pl.tune(

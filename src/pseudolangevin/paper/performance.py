@@ -2,9 +2,10 @@
 
 Both are measured as the paper runs them (pL with S = 1 % of P and 𝒯 = 0.01; hMC with unit masses and 1000 steps a move)
 and tuned on this machine, one chain each, from one start. Where a move of 1000 steps does not fit into the time, what
-any move of up to 1000 could reach is bounded from above: in equilibrium the mean square of a displacement is at most
-that of a free flight, T·(L·δt)² per weight of unit mass, since the speed is always that of T; and it is at most
-4·|w|², from one side of the sphere of equilibrium to the other.
+any move of up to 1000 could reach is bounded from above, in equilibrium, where every piece of a flight is like any
+other. The root mean square of its displacement is at most the sum of those of its pieces: of pieces as long as the
+longest move that was measured, and of single steps, √T·δt each, since the speed is always that of T. And the mean
+square is at most 4·|w|², from one side of the sphere of equilibrium to the other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.special import erfcinv
 
 from .. import trees
 from ..diagnostics.diffusion import Diffusion
@@ -26,7 +28,7 @@ from ..samplers.hybrid import hybrid_monte_carlo
 from ..samplers.langevin import pseudo_langevin
 from ..tuning import Measured, Tried, Tuned, tune
 from ..types import Weights
-from .race import Course, at_least, describe, plot_displacements, prepare, ratio, run_one, say
+from .race import Course, at_least, describe, plot_displacements, prepare, quotient, ratio, run_one, say
 from .results import Reproduction, Row, row
 from .spins import SpinTask, keep_end
 
@@ -35,9 +37,8 @@ PAPER_MOVE = 1_000
 """Leapfrog steps of the paper's moves."""
 STIRRING_SHARE, STIRRING_RATIO, STIRRING_INTERVAL = 0.1, 0.1, 500
 """S as a share of P, 𝒯 and the steps between measurements of 𝒱 of the chain that comes before tuning."""
-LARGER_TIME_STEP = 1.07
-"""Of a free flight with δt at 75 % acceptance, all of it accepted: the most that another δt makes of A·δt², with the
-acceptance A = erfc(c·δt²)."""
+LARGEST_PRODUCT = 0.2404
+"""The largest x·erfc(x). With the acceptance A = erfc(c·δt²), c·A·δt² is at most that."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ CASES = {
             Course(5_000, 1e-6, 10, 1, 0, 6, 20_480, observe_examples=204_800),
             28,
             18,
-            (1, 3),
+            (1,),
             0.03,
             1.0,
             (0.001, 0.003, 0.01),
@@ -140,11 +141,33 @@ class Outcome:
         return longest, 1e-3 * milliseconds / steps
 
     def _most(self, num_steps: float) -> float:
-        """The most that D*/N of moves of so many steps can be."""
+        """The most that D*/N of moves of so many steps can be, with any time step; what is measured counts with one
+        standard error more."""
         longest, step_seconds = self._longest
-        flight = self.case.course.temperature * (num_steps * longest.settings["time_step"]) ** 2
+        speed = math.sqrt(self.case.course.temperature) * longest.settings["time_step"]
+        flight, factor = num_steps * speed, 1.0
+        accepted = longest.acceptance
+        if accepted is not None:
+            factor = _best_acceptance(accepted.mean + accepted.uncertainty)
+            piece, reach = longest.settings["num_leapfrog_steps"], _reach(longest)
+            counts = (math.floor(num_steps / piece), math.ceil(num_steps / piece))
+            flight = min(flight, *(k * reach + abs(num_steps - k * piece) * speed for k in counts))
         across = 4 * self.squared_norm / self.num_weights
-        return min(LARGER_TIME_STEP * flight, across) / (num_steps * step_seconds)
+        return min(factor * flight**2, across) / (num_steps * step_seconds)
+
+
+def _reach(move: Tried) -> float:
+    """The root of d²/N of a flight, of which rejected moves count as none."""
+    assert move.acceptance is not None
+    if move.acceptance.mean == 0:
+        return math.inf
+    upper = move.relative_diffusion + (move.standard_error if math.isfinite(move.standard_error) else math.inf)
+    return math.sqrt(1e-3 * move.milliseconds_per_step * upper / move.acceptance.mean)
+
+
+def _best_acceptance(acceptance: float) -> float:
+    """The most that another time step makes of A·δt², over the δt² that had this acceptance A."""
+    return LARGEST_PRODUCT / float(erfcinv(np.clip(acceptance, 0.05, 0.95)))
 
 
 def reproduce(scale: str, out: Path) -> Reproduction:
@@ -244,21 +267,21 @@ def rows_of(outcome: Outcome, scale: str) -> list[Row]:
     where = f"at N = {outcome.num_weights}, T = {case.course.temperature:g}"
     published = _published(outcome.num_weights, case.course.temperature) if scale == "paper" else {}
     move, move_seconds, move_measured = outcome.hybrid_move
-    bound = "" if move_measured else ", upper bound"
+    bound, least = ("", "") if move_measured else (", upper bound", ", lower bound")
     rows = [
         row(f"D*/N {where}, hMC, 1000 steps{bound}", move, published=published.get("hMC")),
         row(f"D*/N {where}, hMC, tuned{bound}", outcome.best_hybrid),
         row(f"D*/N {where}, pL, S = 1 %, ratio 0.01", outcome.paper.relative_diffusion, published=published.get("pL")),
         row(f"D*/N {where}, pL, tuned", best.relative_diffusion, standard_error=best.standard_error),
         row(
-            f"D* {where}, pL over hMC, both as in the paper{bound}",
-            outcome.paper.relative_diffusion / move,
+            f"D* {where}, pL over hMC, both as in the paper{least}",
+            quotient(outcome.paper.relative_diffusion, move),
             published=published["pL"] / published["hMC"] if published else None,
         ),
         at_least(
-            f"D* {where}, pL over hMC, both tuned" + ("" if move_measured else ", lower bound"),
+            f"D* {where}, pL over hMC, both tuned{least}",
             case.required_gain,
-            (best.relative_diffusion / outcome.best_hybrid, _gain_error(outcome)),
+            (quotient(best.relative_diffusion, outcome.best_hybrid), _gain_error(outcome)),
         ),
     ]
     if move_measured:
@@ -299,7 +322,7 @@ def _at_equal_intervals(where: str, langevin: Tried, hybrid: Tried) -> Row:
     interval = float(np.clip(interval, longest[0], longest[-1]))
     other = hybrid.diffusion
     there = other.at(interval)[0] if interval >= other.seconds[0] else other.coefficient[0]
-    value = float(langevin.diffusion.at(interval)[0] / there)
+    value = quotient(float(langevin.diffusion.at(interval)[0]), float(there))
     return at_least(f"d² {where}, pL over hMC, both tuned, after {interval:.3g} s", 1.0, (value, None))
 
 
@@ -332,7 +355,9 @@ def draw(outcomes: list[Outcome]) -> Figure:
         chosen = [o for o in outcomes if o.case.course.temperature == temperature]
         sizes = [o.num_weights for o in chosen]
         series: Mapping[str, list[float]] = {
-            "hMC, tuned": [o.best_hybrid for o in chosen],
+            "hMC, at most" if any(not o.hybrid_move[2] for o in chosen) else "hMC, tuned": [
+                o.best_hybrid for o in chosen
+            ],
             "pL as in the paper": [o.paper.relative_diffusion for o in chosen],
             "pL, tuned": [o.langevin.best.relative_diffusion for o in chosen],
         }
@@ -343,7 +368,7 @@ def draw(outcomes: list[Outcome]) -> Figure:
     axes.legend(frameon=False, fontsize=8)
     for index, outcome in enumerate(outcomes):
         curves: dict[str, Diffusion | None] = {
-            "hMC, tuned": outcome.hybrid.best.diffusion,
+            f"hMC, {outcome.hybrid.best.settings['num_leapfrog_steps']} steps": outcome.hybrid.best.diffusion,
             "pL as in the paper": outcome.paper.diffusion,
             "pL, tuned": outcome.langevin.best.diffusion,
         }

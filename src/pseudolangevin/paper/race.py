@@ -79,7 +79,13 @@ def equilibrate(course: Course, task: SpinTask, start: Weights) -> Measured:
     """Pseudo-Langevin with the paper's S and 𝒯, from the start."""
     segment = segment_of(DEFAULT_MOMENTUM_RETENTION)
     sampler = pseudo_langevin(task.potential, task.train, refresh_every=8 * segment)
-    return run_one(course, sampler, start, seconds=course.equilibration_seconds)
+    run = run_one(course, sampler, start, seconds=course.equilibration_seconds)
+    if run.stopped:
+        raise ValueError(
+            f"N = {task.num_weights}, T = {course.temperature:g}: the chain that was to equilibrate turned non-finite "
+            f"after {run.num_steps} steps; give another start"
+        )
+    return run
 
 
 def run_one(course: Course, sampler: Sampler, weights: Weights, *, seconds: float | None = None) -> Measured:
@@ -95,7 +101,7 @@ def run_one(course: Course, sampler: Sampler, weights: Weights, *, seconds: floa
         temperature=course.temperature,
         segment=1 if hybrid else stride_of(sampler.settings["momentum_retention"]),
         seconds=seconds,
-        discard_steps=kernel.warmup_moves if isinstance(kernel, HybridKernel) else 0,
+        discard_steps=kernel.warmup_moves - 1 if isinstance(kernel, HybridKernel) else 0,
         observe=False,
         chunk_size=course.chunk_size,
         key=course.seed,
@@ -112,7 +118,7 @@ def _with_raised_masses(course: Course, sampler: Sampler, weights: Weights, seco
         sampler,
         weights,
         course.temperature,
-        seconds=2 * seconds,  # raising the masses takes some of it
+        seconds=math.inf,
         max_seconds=math.inf,
         chunk_size=course.chunk_size,
         key=course.seed,
@@ -138,6 +144,9 @@ def describe(run: Measured) -> dict[str, Any]:
     """For the record."""
     return {
         "sampler": repr(run.sampler),
+        "interval_of_variance": "fixed, after ten measurements before the clock ran"
+        if run.sampler.name == "pseudo_langevin"
+        else None,
         "steps": run.num_steps,
         "seconds": run.seconds,
         "seconds_per_step": run.seconds_per_step,
@@ -148,12 +157,17 @@ def describe(run: Measured) -> dict[str, Any]:
     }
 
 
+def quotient(left: float, right: float) -> float:
+    """NaN where the right one is zero: all of a few moves were rejected, and nothing is known of it."""
+    return left / right if right else math.nan
+
+
 def ratio(left: Diffusion | None, right: Diffusion | None) -> tuple[float, float | None]:
     """D* of one over that of the other, and its standard error where it is known."""
     if left is None or right is None:
         return float("nan"), None
-    value = float(left.coefficient[0] / right.coefficient[0])
-    errors = [float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right)]
+    value = quotient(float(left.coefficient[0]), float(right.coefficient[0]))
+    errors = [quotient(float(d.coefficient_error[0]), float(d.coefficient[0])) for d in (left, right)]
     error = value * math.hypot(*errors)
     return value, error if math.isfinite(error) else None
 

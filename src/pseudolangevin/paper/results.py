@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ..diagnostics.averages import Average
 from ..provenance import PACKAGES, version_of
+from ..tuning.result import plain
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Reproduction:
                 "seconds": round(self.seconds, 1),
             },
         }
-        (out / f"{self.name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        text = json.dumps(plain(content), indent=1, allow_nan=False)
+        (out / f"{self.name}.json").write_text(text + "\n")
         self.figure.savefig(out / f"{self.name}.png", dpi=150)
 
     def print(self, console: Console | None = None) -> None:

@@ -95,7 +95,7 @@ class Bench:
             temperature=self.temperature,
             segment=1,
             seconds=self._at_most(seconds),
-            discard_steps=kernel.warmup_moves,
+            discard_steps=kernel.warmup_moves - 1,  # so that all moves after the warm-up are seen
             observe=observe,
             observe_examples=self.observe_examples,
             chunk_size=self.chunk_size,
@@ -119,11 +119,13 @@ class Bench:
             self.states = plan.init(self.weights, self.key)
         states = _refresh(sampler.kernel, self.states, settings["temperature_ratio"], 1.0, sampler.dataset)
         jax.block_until_ready(states)
+        if num_raises:
+            segments = _segments(
+                sampler, dict(settings) | {"refresh_every": 1}, states, segment_of(settings["momentum_retention"])
+            )
+            _, states = jax.block_until_ready(next(segments))  # the first compiles
         self.preparing += _now() - started
-        segments = _segments(
-            sampler, dict(settings) | {"refresh_every": 1}, states, segment_of(settings["momentum_retention"])
-        )
-        for _ in range(num_raises):
+        for _ in range(num_raises - 1):
             _, states = next(segments)
         return self._watch(sampler, settings, states, seconds, observe=observe)
 

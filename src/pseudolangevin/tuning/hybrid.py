@@ -12,6 +12,7 @@ import numpy as np
 from ..samplers.base import Sampler
 from ..samplers.hybrid_kernel import HybridKernel
 from .bench import Bench
+from .measure import Estimate
 from .result import Tried
 
 WARMUP_MOVES, MIN_WARMUP_MOVES = 20, 5
@@ -45,7 +46,8 @@ class HybridSearch:
             if self.tried and (no_time or self.bench.elapsed + least > self.bench.max_seconds):
                 self.notes.append(f"L = {num_steps} was not tried: a move takes about {move_seconds:.3g} s")
                 break
-            seconds = self.bench.left() * math.sqrt(num_steps) / sum(math.sqrt(n) for n in lengths[index:])
+            share = self.bench.left() * math.sqrt(num_steps) / sum(math.sqrt(n) for n in lengths[index:])
+            seconds = max(share, MIN_MOVES * move_seconds)
             warmup = WARMUP_MOVES
             if move_seconds:
                 warmup = int(np.clip(WARMUP_SHARE * seconds / move_seconds, MIN_WARMUP_MOVES, WARMUP_MOVES))
@@ -65,6 +67,7 @@ class HybridSearch:
                 within_budget=run.diffusion is not None,
                 note=f"acceptance {acceptance:.2f} of {moves} moves",
                 diffusion=run.diffusion,
+                acceptance=Estimate(acceptance, math.sqrt(acceptance * (1 - acceptance) / moves), float(moves)),
             )
             self.tried.append(tried)
             self.bench.weights = run.weights

@@ -6,6 +6,9 @@ the most examples per second, which needs timing alone. The bias depends on 𝒯
 c1, S or reset does better there. Heavier masses (a larger c1) have less of the one part of the bias that the time step
 makes, and that goes as S·𝒯·(1 − c1²).
 
+Where the weights forget their start within the memory of the momenta, a step need not be that large, and smaller
+batches are tried as long as they are better.
+
 With a million weights it is not the bias that ends the climb. Masses go as 1/(S·𝒯·(1 − c1²)), and a chain whose masses
 are too light for the steepest directions turns non-finite: what is as light as one that did, with a 𝒯 as large, is not
 tried again, and a smaller S, whose steps are cheaper, is tried with the 𝒯 that makes its masses as light as the best's.
@@ -44,6 +47,8 @@ MIN_STRIDES = 4
 """Displacements, one after the other, that a candidate is given time for."""
 FORGOTTEN = 0.5
 """Candidates are compared over at most this share of the largest d² that was seen, which may be that of equilibrium."""
+AT_ONCE = 0.25
+"""Weights that come this share of the largest d² within the first interval could do with smaller batches."""
 LIGHTER = 1.1
 """Masses may be lighter by this factor and still count as equally light."""
 TIMING_TICKS = 5
@@ -99,8 +104,14 @@ class LangevinSearch:
     def _variants(self, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Changes to the best so far; which are worth trying shows on the way."""
         own, *others = self.grid.momentum_retentions
+        smaller = sorted((size for size in sizes if size < sizes[0]), reverse=True)
         if self.failed:
-            yield from ({"batch_size": size} for size in sizes[1:] if size < sizes[0])
+            yield from ({"batch_size": size} for size in smaller)
+        elif _forgets_at_once(self._best(self._judged())):
+            for size in smaller:
+                yield {"batch_size": size}
+                if self._best(self._judged()).settings["batch_size"] != size:
+                    break
         best = self._best(self._judged())
         if not best.within_budget or _ratio(best) < self.grid.temperature_ratios[-1]:
             # Heavier masses make room for a larger 𝒯.
@@ -297,6 +308,14 @@ class LangevinSearch:
         return self.refresh_seconds[known] / self.step_seconds[known]
 
 
+def _forgets_at_once(tried: Tried) -> bool:
+    """Whether much of the way to equilibrium is over by the first record, which free diffusion would go on from."""
+    if tried.diffusion is None:
+        return False
+    displacement = tried.diffusion.displacement[0]
+    return bool(displacement[0] > max(AT_ONCE, 2 / len(displacement)) * np.max(displacement))
+
+
 def _common_distance(curves: Sequence[Diffusion]) -> float:
     """d²/N over which candidates are compared: far enough for all, but not so far that they have forgotten the start.
 
@@ -313,8 +332,11 @@ def _common_distance(curves: Sequence[Diffusion]) -> float:
 def _speed(curve: Diffusion, distance: float) -> float:
     """d²/(N·Δt) where the distance is reached; at the first or last interval where it is passed or not reached."""
     reached = np.maximum.accumulate(curve.displacement[0])
-    distance = float(np.clip(distance, reached[0], reached[-1]))
-    return distance / float(np.interp(distance, reached, curve.seconds))
+    if distance > reached[-1]:
+        return float(reached[-1] / curve.seconds[-1])
+    first = np.flatnonzero(np.diff(reached, prepend=-np.inf) > 0)  # each distance where it is first reached
+    distance = max(distance, float(reached[0]))
+    return distance / float(np.interp(distance, reached[first], curve.seconds[first]))
 
 
 def _others(settings: Mapping[str, Any]) -> tuple[Any, ...]:

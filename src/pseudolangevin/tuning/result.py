@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..diagnostics.diffusion import Diffusion
 from ..samplers.base import Sampler
+from .measure import Estimate
 
 LABELS = {"loss": "loss", "squared_norm": "|w|²", "error": "error"}
 SHORT = {
@@ -57,10 +58,12 @@ class Tried:
     note: str = ""
     diffusion: Diffusion | None = None
     """The displacements that D* is the beginning of."""
+    acceptance: Estimate | None = None
+    """Of hybrid Monte Carlo, over the moves that the displacements are of."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, ready for JSON; unknown numbers are None."""
-        return _plain(
+        return plain(
             asdict(replace(self, diffusion=None))
             | {"diffusion": None if self.diffusion is None else self.diffusion.to_dict()}
         )
@@ -95,7 +98,7 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for JSON."""
-        return _plain(
+        return plain(
             {
                 "sampler": self.sampler.name,
                 "settings": self.settings,
@@ -163,11 +166,12 @@ def _percent(bias: Bias | None) -> str:
     return f"{bias.value:+.2%} ± {error}"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Numbers, strings, lists and dictionaries, ready for JSON; numbers that are not finite are None."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, int | str | bool | None) else str(value)
