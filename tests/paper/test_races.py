@@ -152,6 +152,19 @@ def test_a_long_flight_goes_no_further_than_its_pieces():
     assert made.hybrid_move[0] == pytest.approx(0.2404 / 0.3708 * 1.44 * 0.005, rel=1e-3)
 
 
+def test_distances_of_equilibrium_are_shown_and_not_judged():
+    (judged,) = [q for q in rows(outcome((100, 1_000))) if q.startswith("d² at")]
+    assert judged.endswith("after 0.1 s (at least 1)")
+    made = outcome((100, 1_000))
+    curve = made.langevin.best.diffusion
+    arrived = replace(made.langevin.best, diffusion=replace(curve, displacement=np.full_like(curve.displacement, 1e-4)))
+    made = replace(made, langevin=replace(made.langevin, best=arrived))
+    (shown,) = [r for q, r in rows(made).items() if q.startswith("d² at")]
+    assert shown.quantity.endswith("by when the start is forgotten")
+    assert shown.measured < 1
+    assert shown.passed
+
+
 def test_moves_that_were_all_rejected_pass_nothing():
     found = rows(outcome((100, 1_000), hybrid=0.0))
     gain = found["D* at N = 11160, T = 1e-06, pL over hMC, both tuned (at least 1.4)"]

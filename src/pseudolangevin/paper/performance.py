@@ -32,7 +32,8 @@ from .race import Course, at_least, describe, plot_displacements, prepare, quoti
 from .results import Reproduction, Row, row
 from .spins import SpinTask, keep_end
 
-BIAS_BUDGET = 0.02
+BIAS_BUDGET = {"paper": 0.02, "smoke": 0.04}
+"""In the few minutes of scale smoke the |w|² of a small network is not known to better than 2 or 3 %."""
 PAPER_MOVE = 1_000
 """Leapfrog steps of the paper's moves."""
 STIRRING_SHARE, STIRRING_RATIOS, STIRRING_INTERVAL = 0.1, (0.1, 0.01), 500
@@ -89,10 +90,7 @@ CASES = {
         Case(Course(50, 1e-6, 10, 6, 0, 3, 55_800), 36, 14, (100, 300, 1_000), 0.03, 1.4, (0.03, 0.1, 0.3)),
         Case(Course(50, 3e-5, 10, 6, 0, 3, 55_800), 36, 20, (100, 300, 1_000), 0.03, 4.7, (0.03, 0.1, 0.3)),
     ),
-    "smoke": (
-        Case(Course(4, 4e-4, 5, 6, 0, 5, 9_570), 50, 12, (10, 30, 100), 0.1, 1.0),
-        Case(Course(12, 2e-4, 5, 6, 0, 5, 17_610), 50, 12, (10, 30, 100), 0.1, 1.0),
-    ),
+    "smoke": (Case(Course(4, 4e-4, 5, 6, 0, 5, 9_570), 120, 30, (10, 100, 300, 1_000), 0.1, 1.0, (0.01, 0.03, 0.1)),),
 }
 TIME_LIMIT = {"paper": 900.0, "smoke": 600.0}
 """No further case is begun after this many seconds."""
@@ -180,7 +178,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
         if outcomes and time.perf_counter() - started > TIME_LIMIT[scale]:
             say(f"time is up: L1 = {case.course.hidden_units} at T = {case.course.temperature:g} is left out")
             break
-        outcomes.append(compare(case, out, tasks))
+        outcomes.append(compare(case, out, tasks, BIAS_BUDGET[scale]))
         settings = {"cases": [o.record for o in outcomes], "cases_left_out": len(CASES[scale]) - len(outcomes)}
         rows = [r for outcome in outcomes for r in rows_of(outcome, scale)]
         seconds = time.perf_counter() - started
@@ -189,7 +187,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     return reproduction
 
 
-def compare(case: Case, out: Path, tasks: dict[int, SpinTask]) -> Outcome:
+def compare(case: Case, out: Path, tasks: dict[int, SpinTask], bias_budget: float) -> Outcome:
     """Tune pL (which equilibrates the start), then run the paper's pL and tune hMC from there."""
     course = case.course
     task, start, origin = prepare(course, out, tasks.get(course.hidden_units))
@@ -205,7 +203,7 @@ def compare(case: Case, out: Path, tasks: dict[int, SpinTask]) -> Outcome:
         pseudo_langevin(*system),
         start,
         temperature=course.temperature,
-        bias_budget=BIAS_BUDGET,
+        bias_budget=bias_budget,
         seconds=case.tuning_seconds,
         batch_sizes=[max(2, round(share * task.train.num_examples)) for share in case.batch_shares],
         temperature_ratios=case.temperature_ratios,
@@ -292,8 +290,8 @@ def rows_of(outcome: Outcome, scale: str) -> list[Row]:
         rows.append(_at_equal_intervals(where, best, outcome.hybrid.best))
     for name, bias in best.bias.items():
         error = bias.uncertainty if math.isfinite(bias.uncertainty) else None
-        passed = bias.within(BIAS_BUDGET)
-        rows.append(Row(f"bias of {name} {where}, pL, tuned", None, bias.value, error, BIAS_BUDGET, passed))
+        budget = BIAS_BUDGET[scale]
+        rows.append(Row(f"bias of {name} {where}, pL, tuned", None, bias.value, error, budget, bias.within(budget)))
     rows += [
         row(
             f"seconds per hMC move of 1000 steps {where}" + ("" if move_measured else ", extrapolated"),
@@ -318,7 +316,10 @@ def _gain_error(outcome: Outcome) -> float | None:
 
 
 def _at_equal_intervals(where: str, langevin: Tried, hybrid: Tried) -> Row:
-    """d²/Δt of both at one Δt, that of a move: pL gets no credit for directions that stop moving before."""
+    """d²/Δt of both at one Δt, that of a move: pL gets no credit for directions that stop moving before.
+
+    Where all of them have stopped it says nothing, and is not judged.
+    """
     if langevin.diffusion is None or hybrid.diffusion is None:
         return row(f"d² {where}, pL over hMC, both tuned, at the interval of a move", float("nan"))
     interval = float(hybrid.diffusion.seconds[0])
@@ -327,7 +328,11 @@ def _at_equal_intervals(where: str, langevin: Tried, hybrid: Tried) -> Row:
     other = hybrid.diffusion
     there = other.at(interval)[0] if interval >= other.seconds[0] else other.coefficient[0]
     value = quotient(float(langevin.diffusion.at(interval)[0]), float(there))
-    return at_least(f"d² {where}, pL over hMC, both tuned, after {interval:.3g} s", 1.0, (value, None))
+    label = f"d² {where}, pL over hMC, both tuned, after {interval:.3g} s"
+    came = interval * float(langevin.diffusion.at(interval)[0])
+    if came > 0.5 * float(np.max(langevin.diffusion.displacement[0])):
+        return row(f"{label}, by when the start is forgotten", value)  # d² is then that of equilibrium, with both
+    return at_least(label, 1.0, (value, None))
 
 
 def _published(num_weights: int, temperature: float) -> dict[str, float]:
@@ -369,6 +374,7 @@ def draw(outcomes: list[Outcome]) -> Figure:
         for color, (label, values) in zip(("#0072b2", "#e69f00", "#009e73"), series.items(), strict=True):
             axes.plot(sizes, values, marker, color=color, label=f"{label}, T = {temperature:g}")
     axes.set(xscale="log", yscale="log", xlabel="N", ylabel="D*/N [1/s]")
+    axes.margins(0.2)
     axes.legend(frameon=False, fontsize=8)
     for index, outcome in enumerate(outcomes):
         curves: dict[str, Diffusion | None] = {

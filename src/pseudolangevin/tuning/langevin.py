@@ -112,13 +112,13 @@ class LangevinSearch:
                 yield {"batch_size": size}
                 if self._best(self._judged()).settings["batch_size"] != size:
                     break
+        yield from ({"reset_probability": p} for p in self.grid.reset_probabilities[1:])  # compiles nothing
         best = self._best(self._judged())
         if not best.within_budget or _ratio(best) < self.grid.temperature_ratios[-1]:
             # Heavier masses make room for a larger 𝒯.
             yield from ({"momentum_retention": c} for c in others if c > own)
         if not self.failed:
             yield from ({"batch_size": size} for size in sizes[1:2])
-        yield from ({"reset_probability": p} for p in self.grid.reset_probabilities[1:])
         yield from ({"momentum_retention": c} for c in others if c < own)
 
     def sampler(self, best: Tried) -> Sampler:
