@@ -29,7 +29,7 @@ SETTINGS = {
     "paper": (
         Settings(Course(50, 1e-6, 6, 6, 2, 2, 55_800), (1_000, 30)),
         Settings(Course(500, 1e-6, 6, 2, 2, 3, 55_800), (100, 10)),
-        Settings(Course(5_000, 1e-6, 8, 1, 3, 3, 20_480), (3, 1)),
+        Settings(Course(5_000, 1e-6, 8, 1, 3, 3, 20_480), (2, 1)),
     ),
     "smoke": (
         Settings(Course(4, 4e-4, 4, 6, 4, 3, 9_570), (100, 5)),
