@@ -207,6 +207,8 @@ def test_tuning_recommends_the_fastest_of_what_it_tried(tuned):
     assert result.settings["variance_block"] == 20  # what is not searched stays
     assert any(line.startswith("S = 200: ") for line in lines)
     assert any("biases are against" in note for note in result.notes)
+    nothing_settled = all(t.note for t in result.tried)
+    assert any("too short to judge" in note for note in result.notes) == nothing_settled
 
 
 def test_a_tuning_prints_and_is_json_and_toml(tuned):

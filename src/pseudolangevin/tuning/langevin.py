@@ -99,6 +99,8 @@ class LangevinSearch:
             settings = {name: best.settings[name] for name in names} | variant
             self._climb(start=self._start(settings, best), **settings)
         tried = self._judged()
+        if all(candidate.note for candidate in tried):
+            self.notes.append(f"{self.bench.seconds:g} s were too short to judge any candidate by: give it more time")
         return tried, self._best(tried)
 
     def _variants(self, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
