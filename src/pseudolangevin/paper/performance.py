@@ -247,7 +247,8 @@ def compare(case: Case, out: Path, tasks: dict[int, SpinTask], bias_budget: floa
 
 
 def stir(course: Course, task: SpinTask, start: Weights) -> Weights:
-    """Towards an equilibrium that candidates can be judged in."""
+    """Towards an equilibrium that candidates can be judged in; where a chain breaks, the start as it was."""
+    weights = start
     for value in STIRRING_RATIOS:
         sampler = pseudo_langevin(
             task.potential,
@@ -256,11 +257,13 @@ def stir(course: Course, task: SpinTask, start: Weights) -> Weights:
             temperature_ratio=value,
             refresh_every=STIRRING_INTERVAL,
         )
-        run = run_one(course, sampler, start, seconds=course.equilibration_seconds / len(STIRRING_RATIOS))
-        end = ", which turned non-finite" if run.stopped else ""
+        run = run_one(course, sampler, weights, seconds=course.equilibration_seconds / len(STIRRING_RATIOS))
+        end = ", which turned non-finite: not stirred" if run.stopped else ""
         say(f"N = {task.num_weights}: {run.num_steps} steps with 𝒯 = {value:g} first{end}")
-        start = start if run.stopped else run.weights
-    return start
+        if run.stopped:
+            return start
+        weights = run.weights
+    return weights
 
 
 def rows_of(outcome: Outcome, scale: str) -> list[Row]:
