@@ -70,9 +70,14 @@ def test_pseudo_langevin_is_measured_with_masses_of_many_places():
     assert not run.stopped
     assert run.diffusion is not None
     assert run.diffusion.steps[0] == 100
-    # Measured by init, and ten times, a hundred steps apart, before the clock runs.
-    assert int(run.states.num_refreshes[0]) >= 1 + 10
+    # Measured ten times, a hundred steps apart, before the clock runs; the first is the only reset.
+    assert int(run.states.num_refreshes[0]) >= 10
     assert int(run.states.num_resets[0]) == 1
+    # So is the chain that makes the start of a race.
+    equilibrated = race.equilibrate(course, task, task.network.init(jax.random.key(0)))
+    assert equilibrated.sampler.settings["reset_probability"] == 0
+    assert int(equilibrated.states.num_refreshes[0]) >= 10
+    assert int(equilibrated.states.num_resets[0]) == 1
     stirred = performance.stir(replace(course, temperature=1e-5), task, task.network.init(jax.random.key(0)))
     assert all(np.shape(leaf)[:2] == (1, 1) and np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(stirred))
 

@@ -13,7 +13,18 @@ from ..samplers.hybrid import hybrid_monte_carlo
 from ..samplers.langevin import pseudo_langevin
 from ..tuning.langevin import MIN_STRIDES
 from ..tuning.measure import Measured
-from .race import Course, at_least, describe, equilibrate, plot_displacements, prepare, quotient, race, ratio
+from .race import (
+    REFRESH_EVERY,
+    Course,
+    at_least,
+    describe,
+    equilibrate,
+    plot_displacements,
+    prepare,
+    quotient,
+    race,
+    ratio,
+)
 from .results import Reproduction, Row, row
 
 SETTINGS = {
@@ -34,7 +45,7 @@ def reproduce(scale: str, out: Path) -> Reproduction:
             task.potential,
             task.train,
             batch_size=max(2, round(share * task.train.num_examples)),
-            refresh_every=1_000,
+            refresh_every=REFRESH_EVERY,
             reset_probability=0.0,
         )
         for share in shares

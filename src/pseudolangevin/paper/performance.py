@@ -79,8 +79,8 @@ CASES = {
         Case(
             Course(500, 1e-6, 8, 2, 80, 3, 55_800, observe_examples=111_600),
             40,
-            100,
-            (10, 100, 300, 1_000),
+            60,
+            (10, 100, 300),
             0.03,
             1.0,
             (0.01, 0.03, 0.1),
@@ -366,15 +366,17 @@ def draw(outcomes: list[Outcome]) -> Figure:
         chosen = [o for o in outcomes if o.case.course.temperature == temperature]
         sizes = [o.num_weights for o in chosen]
         series: Mapping[str, list[float]] = {
-            "hMC, at most" if any(not o.hybrid_move[2] for o in chosen) else "hMC, tuned": [
-                o.best_hybrid for o in chosen
-            ],
+            "hMC, tuned": [o.best_hybrid for o in chosen],
             "pL as in the paper": [o.paper.relative_diffusion for o in chosen],
             "pL, tuned": [o.langevin.best.relative_diffusion for o in chosen],
         }
         marker = ("o-", "s--", "D:")[index % 3]
         for color, (label, values) in zip(("#0072b2", "#e69f00", "#009e73"), series.items(), strict=True):
             axes.plot(sizes, values, marker, color=color, label=f"{label}, T = {temperature:g}")
+    bounds = [o for o in outcomes if not o.hybrid_move[2]]
+    if bounds:
+        points = [o.num_weights for o in bounds], [o.best_hybrid for o in bounds]
+        axes.plot(*points, "v", ms=9, mfc="white", mec="#0072b2", label="hMC, at most")
     axes.set(xscale="log", yscale="log", xlabel="N", ylabel="D*/N [1/s]")
     axes.margins(0.2)
     axes.legend(frameon=False, fontsize=8)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ..samplers.hybrid import hybrid_monte_carlo
 from ..samplers.langevin import pseudo_langevin
 from ..tuning.measure import Measured
-from .race import Course, at_least, describe, equilibrate, plot_displacements, prepare, race, ratio, say
+from .race import REFRESH_EVERY, Course, at_least, describe, equilibrate, plot_displacements, prepare, race, ratio, say
 from .results import Reproduction, Row, row
 
 
@@ -65,7 +65,7 @@ def compare(settings: Settings, out: Path) -> tuple[int, Settings, dict[str, Mea
     equilibrated = equilibrate(course, task, start)
     samplers = {
         f"pL, ratio {value:g}": pseudo_langevin(
-            task.potential, task.train, temperature_ratio=value, refresh_every=1_000, reset_probability=0.0
+            task.potential, task.train, temperature_ratio=value, refresh_every=REFRESH_EVERY, reset_probability=0.0
         )
         for value in settings.temperature_ratios
     }

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from ..samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
 from ..samplers.langevin import DEFAULT_MOMENTUM_RETENTION, naive_pseudo_langevin, pseudo_langevin
 from ..tuning.measure import Measured
-from .race import Course, at_least, describe, equilibrate, plot_displacements, prepare, race, ratio
+from .race import REFRESH_EVERY, Course, at_least, describe, equilibrate, plot_displacements, prepare, race, ratio
 from .results import Reproduction, row
 
 SETTINGS = {
@@ -38,8 +38,8 @@ def reproduce(scale: str, out: Path) -> Reproduction:
     time_step = naive_time_step(equilibrated, course.temperature)
     system = (task.potential, task.train)
     samplers = {
-        "pL": pseudo_langevin(*system, refresh_every=1_000, reset_probability=0.0),
-        "naive pL, 𝒱 subtracted": naive_pseudo_langevin(*system, time_step=time_step, refresh_every=1_000),
+        "pL": pseudo_langevin(*system, refresh_every=REFRESH_EVERY, reset_probability=0.0),
+        "naive pL, 𝒱 subtracted": naive_pseudo_langevin(*system, time_step=time_step, refresh_every=REFRESH_EVERY),
         "naive pL": naive_pseudo_langevin(*system, time_step=time_step, subtract_variance=False),
         "hMC": hybrid_monte_carlo(
             *system,
