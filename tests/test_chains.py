@@ -137,7 +137,7 @@ def test_a_chain_alone_is_the_chain_in_company_for_any_segment_length(results, s
         assert int(alone.states.num_refreshes[0]) == int(results[name].states.num_refreshes[2]) >= 2
 
 
-def test_segments_between_the_same_stops_leave_no_mark_at_all(samplers, small_task):
+def test_segments_between_the_same_stops_leave_no_mark_but_rounding(samplers, small_task):
     """record_every of 12 or 24 cuts the same steps, with a refresh every 8 or 16, into other segments."""
     runs = [
         pl.sample(

@@ -151,6 +151,12 @@ def test_a_block_is_fetched_in_parts_for_every_thread_and_none_is_large(monkeypa
 
 def test_refused(small_task: SmallTask) -> None:
     inputs, targets = np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets)
+    for training, validation in (
+        (pl.StreamedDataset(inputs, targets), small_task.test),
+        (small_task.train, pl.StreamedDataset(inputs, targets)),
+    ):
+        with pytest.raises(ValueError, match="is a StreamedDataset, which cannot be validated"):
+            pl.adam(small_task.potential, training, validation=validation)
     with pytest.raises(ValueError, match="inputs has 1000 examples and targets has 5"):
         pl.StreamedDataset(inputs, targets[:5])
     broken = inputs.astype(np.float32)

@@ -204,6 +204,7 @@ def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     assert learned < 0.6 * small_task.potential.loss(small_task.weights, small_task.train.batch)
     assert "recommended T" in str(found)
     assert len(str(found).splitlines()) >= 13
+    json.dumps(replace(found, hysteresis=float("nan")).to_dict(), allow_nan=False)  # where nothing can be judged
     stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert stored["temperature"] == found.temperature
     assert len(stored["curve"]["loss"]["up"]) == 10

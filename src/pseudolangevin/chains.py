@@ -136,7 +136,8 @@ def sample(
     layout = plan.layout
     stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
     one = jax.tree.map(lambda w: w[0], states.weights)
-    trace = plan.trace(layout.unflatten(stacked), one)
+    kept_at = {"keep_weights_every": keep_weights_every} if kept else {}
+    trace = plan.trace(layout.unflatten(stacked), one).assign_attrs(kept_at)
     samples = layout.unflatten(jax.tree.map(lambda *draws: np.stack(draws, axis=1), *kept)) if kept else None
     return Result(trace, layout.unflatten(states.weights), samples, states, sampler)
 

@@ -118,7 +118,7 @@ class ValidatedDataset(Dataset):
     validation: Dataset
 
     def __init__(self, training: Dataset, validation: Dataset) -> None:
-        """Two data sets that were checked already."""
+        """Two data sets that were checked already and lie on the device."""
         self.inputs, self.targets = training.batch
         self.validation = validation
 

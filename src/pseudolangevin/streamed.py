@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from .data import Dataset, check_lengths
 from .signs import Signs, unpack
@@ -31,8 +32,8 @@ class StreamedDataset(Dataset):
     """A data set that is not kept on the device.
 
     `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, `Signs`, or pytrees of these.
-    Everywhere a `Dataset` is asked for, this one may be given, and the chains are the same. Mini-batches are fetched
-    ahead.
+    Everywhere a `Dataset` is asked for, this one may be given, and the chains are the same; but not beside the
+    validation set of `adam`. Mini-batches are fetched ahead.
 
     Example:
         >>> dataset = StreamedDataset(np.ones((4, 3), np.int8), np.array([0, 1, 1, 0]))
@@ -102,6 +103,10 @@ class StreamedDataset(Dataset):
     def bytes_per_example(self) -> int:
         """What an example weighs on its way."""
         return sum(_bytes(shape) for shape in jax.tree.leaves(self._sent_shapes))
+
+    def with_mesh(self, mesh: Mesh) -> Dataset:
+        """Itself: every device asks for the examples that it needs."""
+        return self
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
         """No children: nothing of it travels with the arguments of compiled functions."""

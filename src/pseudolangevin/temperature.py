@@ -8,6 +8,7 @@ the loss does not jump, and weights of the prior are longer than those of a shor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -122,7 +123,7 @@ class TemperatureRange:
             "notes": list(self.notes),
             "transition": self.transition,
             "bayesian_temperature": self.bayesian_temperature,
-            "hysteresis": self.hysteresis,
+            "hysteresis": self.hysteresis if math.isfinite(self.hysteresis) else None,
             "cost": {"examples": self.cost, "epochs": self.epochs},
             "temperatures": _plain(self.curve["temperature"].values),
             "curve": curve,

@@ -85,7 +85,7 @@ def judge(curve: xr.Dataset, start_loss: float, coldest: float, tolerance: float
     if cold_end == "prior":
         notes.append(
             "no overfitting was seen: the cold end is where weights of the prior are twice as long (squared) as those "
-            "of a short training; give temperatures to look colder"
+            "of a short training; colder ones are in the curve where you give them, but are not judged"
         )
     if not ends and judged[-1] == temperatures[-1]:
         notes.append("neither 𝒱 nor the loss rises up to the hottest temperature scanned: scan hotter ones")

@@ -69,3 +69,12 @@ def test_kept_weights_give_the_displacements_of_the_run(small_task):
     assert (rates["loss"] <= 2 * 12 / (48 * 0.5) + 1e-9).all()
     with pytest.raises(ValueError, match="keep_weights_every"):
         diffusion(type("Result", (), {"samples": None, "trace": result.trace})())
+
+
+def test_kept_weights_are_dated_right_where_records_are_left_over(small_task):
+    sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.05, chunk_size=1_000)
+    result = pl.sample(
+        sampler, small_task.weights, temperatures=[1e-3], num_steps=44, record_every=4, keep_weights_every=4, key=0
+    )
+    assert jax.tree.leaves(result.samples)[0].shape[2] == 2  # of eleven records, the fourth and the eighth
+    assert diffusion(result).steps.tolist() == [16]

@@ -17,8 +17,10 @@ DRAWS = 250
 
 def test_ks_agrees_with_scipy():
     values = np.random.default_rng(0).normal(size=(DRAWS, 5)) * 1.1
-    expected = [stats.kstest(column, "norm").pvalue for column in values.T]
-    np.testing.assert_allclose(noise.ks_p_values(values), expected, rtol=1e-6)
+    tests = [stats.kstest(column, "norm") for column in values.T]
+    np.testing.assert_allclose(noise.ks_distances(values), [test.statistic for test in tests], rtol=1e-6)
+    for level in (0.05, 0.3):
+        assert noise.ks_fraction(values, level) == np.mean([test.pvalue > level for test in tests])
 
 
 def test_ks_fraction_of_white_noise():

@@ -137,24 +137,32 @@ def test_moves_that_were_not_measured_count_with_their_upper_bound():
 
 
 def test_a_long_flight_goes_no_further_than_its_pieces():
-    # Moves of 100 steps, 0.1 s each, have d² = 2.5e-5 with half of them accepted: flights of 0.00707, where a free one
+    # Moves of 100 steps, 0.1 s each, have d² = 1.25e-5 with half of them accepted: flights of 0.005, where a free one
     # of δt = 0.1 at T = 1e-6 would be 0.01.
-    made = outcome((10, 100), hybrid=2.5e-4)
+    made = outcome((10, 100), hybrid=1.25e-4)
     longest = replace(made.hybrid.tried[-1], acceptance=Estimate(0.5, 0.0, 10.0), standard_error=0.0)
-    made = replace(made, hybrid=replace(made.hybrid, tried=(made.hybrid.tried[0], longest)))
-    # Half accepted: another δt gets at most 0.2404/erfcinv(0.5) = 0.504 of it.
-    assert made.hybrid_move[0] == pytest.approx(0.504 * 1e6 * 0.5e-10 * 100, rel=1e-3)
+
+    def after(move, squared_norm=1e9):
+        hybrid = replace(made.hybrid, tried=(made.hybrid.tried[0], move))
+        return replace(made, hybrid=hybrid, squared_norm=squared_norm)
+
+    # All moves of a smaller δt might be accepted and go as far.
+    assert after(longest).hybrid_move[0] == pytest.approx(0.05**2, rel=1e-3)
     # In between, pieces and single steps: one piece and 30 steps, or two pieces and back by 10.
-    assert made._most(130) == pytest.approx(0.504 * (0.00707 + 0.003) ** 2 / 0.13, rel=1e-3)
-    assert made._most(190) == pytest.approx(0.504 * (2 * 0.00707 + 0.001) ** 2 / 0.19, rel=1e-3)
+    assert after(longest)._most(130) == pytest.approx((0.005 + 0.003) ** 2 / 0.13, rel=1e-3)
+    assert after(longest)._most(190) == pytest.approx((2 * 0.005 + 0.001) ** 2 / 0.19, rel=1e-3)
     # Where none was accepted nothing is known but the free flight.
     nowhere = replace(longest, acceptance=Estimate(0.0, 0.0, 3.0), relative_diffusion=0.0)
-    made = replace(made, hybrid=replace(made.hybrid, tried=(made.hybrid.tried[0], nowhere)))
-    assert made.hybrid_move[0] == pytest.approx(0.2404 / 1.386 * 0.01, rel=1e-3)
-    # What is measured counts with one standard error more: of d², 44 %; of the acceptance, to 0.6.
-    unsure = replace(longest, acceptance=Estimate(0.5, 0.1, 25.0), standard_error=1.1e-4)
-    made = replace(made, hybrid=replace(made.hybrid, tried=(made.hybrid.tried[0], unsure)))
-    assert made.hybrid_move[0] == pytest.approx(0.2404 / 0.3708 * 1.44 * 0.005, rel=1e-3)
+    assert after(nowhere).hybrid_move[0] == pytest.approx(0.2404 / 1.386 * 0.01, rel=1e-3)
+    # What is measured counts with one standard error more: of d², 44 %; of the acceptance, to 0.9.
+    unsure = replace(longest, acceptance=Estimate(0.8, 0.1, 16.0), standard_error=5.5e-5)
+    assert after(unsure).hybrid_move[0] == pytest.approx(0.2404 / 0.08886 * 1.44 * 100 * 1.25e-5 / 0.8, rel=1e-3)
+    # Half of free flights accepted: another δt gets at most 0.2404/erfcinv(0.5) = 0.504 of it.
+    free = replace(longest, relative_diffusion=5e-4)
+    assert after(free).hybrid_move[0] == pytest.approx(0.504 * 0.01, rel=1e-3)
+    # All accepted: no δt is too large, and only the sphere ends the flight.
+    every = replace(longest, acceptance=Estimate(0.97, 0.04, 16.0))
+    assert after(every, squared_norm=2.79).hybrid_move[0] == pytest.approx(0.001)
 
 
 def test_distances_of_equilibrium_are_shown_and_not_judged():

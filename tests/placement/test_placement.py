@@ -105,6 +105,19 @@ def test_one_process_agrees_with_itself():
         _ = 1 / 0
 
 
+def test_a_streamed_test_set_stays_where_it_is(small_task):
+    inputs, targets = map(np.asarray, small_task.test.batch)
+    sampler = pl.pseudo_langevin(small_task.potential, small_task.train, batch_size=50)
+    losses = []
+    for test in (small_task.test, pl.StreamedDataset(inputs, targets)):
+        plan = chains.make_plan(
+            sampler, temperatures=[1e-3], num_chains=2, num_steps=10, record_every=10, test=test, placement=MESH
+        )
+        *_, last = plan.run(plan.init(small_task.weights, 0))
+        losses.append(last.observables["test_loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
 def test_a_validation_set_goes_where_the_training_set_goes(small_task):
     both = put_dataset(ValidatedDataset(small_task.train, small_task.test), MESH)
     assert isinstance(both, ValidatedDataset)

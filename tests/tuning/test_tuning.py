@@ -17,7 +17,7 @@ from pseudolangevin import cli, config
 from pseudolangevin.chains import make_plan
 from pseudolangevin.tuning import Bias, command
 from pseudolangevin.tuning.bench import Bench, segment_of, stride_of
-from pseudolangevin.tuning.hybrid import HybridSearch
+from pseudolangevin.tuning.hybrid import HybridSearch, _share_error
 from pseudolangevin.tuning.langevin import Grid, LangevinSearch
 from pseudolangevin.tuning.measure import Estimate, estimate, measure, watch
 from pseudolangevin.tuning.reference import Anchor, against_exact, against_extrapolation
@@ -39,6 +39,9 @@ def test_a_drift_is_part_of_the_uncertainty():
     assert still.uncertainty < 0.005
     assert moving.uncertainty > 0.1
     assert math.isinf(estimate(np.ones((1, 2))).uncertainty)
+    # Ten values, of which six are averaged, cannot tell a drift from chance: the way between their halves counts.
+    few = np.array([[0.0, 0.0, 0.0, 0.0, 1.0, 1.2, 0.9, 2.1, 1.9, 2.0]])
+    assert estimate(few).uncertainty >= 2.0 - 3.1 / 3
 
 
 def test_biases_are_relative_to_the_reference():
@@ -54,7 +57,12 @@ def test_extrapolation_finds_a_bias_that_is_linear_in_the_ratio():
 
     biases = [against_extrapolation(at(ratio).estimates, at(0.01), at(0.1))["loss"] for ratio in (0.01, 0.1, 0.3)]
     assert [b.value for b in biases] == pytest.approx([0.002, 0.02, 0.06])
-    assert biases[0].uncertainty > 0.001
+    # Of a third candidate, all three count; the anchor lies share = 1/9 of the way to its partner above the limit.
+    assert biases[2].uncertainty == pytest.approx(0.001 * math.hypot(1, 10 / 9, 1 / 9), rel=1e-3)
+    anchor, partner = at(0.01), at(0.1)
+    own = [against_extrapolation(a.estimates, anchor, partner)["loss"] for a in (anchor, partner)]
+    assert [b.value for b in own] == pytest.approx([0.002, 0.02])
+    assert [b.uncertainty for b in own] == pytest.approx([math.sqrt(2) / 9e3, math.sqrt(2) / 9e2], rel=1e-3)
     assert math.isinf(against_extrapolation(at(0.01).estimates, at(0.01), None)["loss"].uncertainty)
 
 
@@ -280,7 +288,14 @@ def test_long_moves_have_more_of_the_time_and_are_left_out_where_they_do_not_fit
 
 @pytest.mark.usefixtures("_steady_clock")
 def test_hybrid_monte_carlo_is_tuned_by_its_diffusion(small_task):
-    sampler = pl.hybrid_monte_carlo(small_task.potential, small_task.train, num_leapfrog_steps=1, time_step=0.3)
+    sampler = pl.hybrid_monte_carlo(
+        small_task.potential,
+        small_task.train,
+        num_leapfrog_steps=1,
+        time_step=0.3,
+        target_acceptance=0.6,
+        chunk_size=50,
+    )
     result = pl.tune(
         sampler, small_task.weights, temperature=2e-3, seconds=0.5, num_leapfrog_steps=(2,), chunk_size=1_000
     )
@@ -288,6 +303,10 @@ def test_hybrid_monte_carlo_is_tuned_by_its_diffusion(small_task):
     assert result.settings["num_leapfrog_steps"] == 2
     assert result.settings["time_step"] != 0.3
     assert result.best.relative_diffusion > 0
+    assert result.sampler.settings["target_acceptance"] == 0.6
+    assert result.sampler.settings["chunk_size"] == 50
+    # Both moves of two accepted prove little.
+    assert 0.1 < _share_error(2, 2) < 0.2
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,10 @@ DEFAULT_RECORD_EVERY, DEFAULT_RECORDS = 15_000, 40
 apart they cost less than 5 % of the run (`pseudolangevin bench` measures it), the checkpoints at its start and end
 included, also where the run takes fifteen seconds. It is a multiple of the shortest refresh
 interval, so segments of one length do."""
+FAR_OFF = 4.0
+"""A default interval may be off by this factor."""
+REFRESH_EVERY = 5_000
+"""The shortest refresh interval by default."""
 MAX_RECORDS = 10_000_000
 MAX_SEED = 2**32 - 1
 TAGS = {"task": ("kind", "spin_vectors"), "sampler": ("name", "pseudo_langevin"), "start": ("kind", "adam")}
@@ -79,8 +83,8 @@ class Files(Section):
     inputs: Name | None = Field(default=None, description=".npy file, one row per example (instead of `file`)")
     targets: Name | None = Field(default=None, description=".npy file, one row per example (instead of `file`)")
     test_file: Name | None = Field(default=None, description="optional test set, as `file`")
-    test_inputs: Name | None = Field(default=None, description="optional test set, as `inputs`")
-    test_targets: Name | None = Field(default=None, description="optional test set, as `targets`")
+    test_inputs: Name | None = Field(default=None, description="optional test set: .npy file")
+    test_targets: Name | None = Field(default=None, description="optional test set: .npy file")
 
     stream: bool = Field(
         default=False, description="leave inputs and targets on disk (.npy or Zarr) and fetch mini-batches ahead"
@@ -226,6 +230,25 @@ SamplerSection: Any = Union[  # noqa: UP007 (built at run time, so that a new sa
 ]
 
 
+def default_interval(num_steps: int) -> int:
+    """Steps between records where nothing is said: the divisor of `num_steps` nearest, as a ratio, to what is wished.
+
+    Where even that is far off, as with a prime number, it is refused: a record costs as much as many steps.
+    """
+    wished = max(1.0, min(DEFAULT_RECORD_EVERY, num_steps / DEFAULT_RECORDS))
+    small = [n for n in range(1, math.isqrt(num_steps) + 1) if num_steps % n == 0]
+    divisors = [*small, *(num_steps // n for n in small)]
+    even = [n for n in divisors if n % REFRESH_EVERY == 0 and 0.5 <= n / wished <= 2]  # with segments of one length
+    nearest = min(even or divisors, key=lambda n: abs(math.log(n / wished)))
+    if max(nearest / wished, wished / nearest) > FAR_OFF:
+        rounded = round(wished) * max(1, round(num_steps / round(wished)))
+        raise ValueError(
+            f"num_steps = {num_steps} has no divisor near {wished:.0f} to record at; use num_steps = {rounded}, or "
+            "give record_every"
+        )
+    return nearest
+
+
 class Settings(Section):
     """One run."""
 
@@ -237,7 +260,7 @@ class Settings(Section):
     record_every: Count = Field(
         default=DEFAULT_RECORD_EVERY,
         description="steps between records; num_steps is a multiple of it. A record visits all examples, like P/S "
-        "steps. Unset: 15000, or 40 records of a shorter run",
+        "steps. Unset: about 15000, or about 40 records of a shorter run",
     )
     seed: Seed = Field(default=0, description="of the dynamics")
     task: Annotated[TaskSection, Field(discriminator="kind")] = Field(default=SpinVectors(), description="the data")
@@ -267,9 +290,8 @@ class Settings(Section):
         if name in WITHOUT_TEMPERATURE:
             data.setdefault("temperatures", None)
         steps = data.get("num_steps")
-        if isinstance(steps, int) and 1 <= steps < DEFAULT_RECORDS * DEFAULT_RECORD_EVERY:
-            at_most = max(1, steps // DEFAULT_RECORDS)
-            data.setdefault("record_every", next(n for n in range(at_most, 0, -1) if steps % n == 0))
+        if isinstance(steps, int) and steps >= 1 and data.get("record_every") is None:
+            data["record_every"] = default_interval(steps)
         return data
 
     @field_validator("temperatures")
@@ -288,7 +310,7 @@ class Settings(Section):
             multiple = -(-self.num_steps // self.record_every) * self.record_every
             raise ValueError(
                 f"num_steps = {self.num_steps} is not a multiple of record_every = {self.record_every}, so its end "
-                f"would leave no record; use num_steps = {multiple}, or remove record_every"
+                f"would leave no record; use num_steps = {multiple}, or a record_every that divides it"
             )
         if self.num_records > MAX_RECORDS:
             raise ValueError(

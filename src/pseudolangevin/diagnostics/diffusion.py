@@ -33,7 +33,7 @@ class HasSamples(Protocol):
 
     @property
     def trace(self) -> xr.Dataset:
-        """The records, with the coordinate `step`."""
+        """The records, with the coordinate `step` and the attribute `keep_weights_every`."""
 
     @property
     def samples(self) -> Weights | None:
@@ -158,8 +158,8 @@ def diffusion(result: HasSamples, *, seconds_per_step: float = 1.0, burn_in: flo
     leaves = jax.tree.leaves(result.samples)
     num_temperatures, num_chains, num_kept = leaves[0].shape[:3]
     steps = np.asarray(result.trace["step"])
-    kept_every = len(steps) // num_kept
-    kept_steps = steps[kept_every - 1 :: kept_every][:num_kept]
+    kept_every = result.trace.attrs["keep_weights_every"]
+    kept_steps = steps[kept_every - 1 :: kept_every]
     displacements = Displacements(max(1, num_kept.bit_length()))
     for draw in discard(np.arange(num_kept, dtype=np.float64), burn_in).astype(int):
         weights = jax.tree.map(

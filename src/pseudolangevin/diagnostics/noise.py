@@ -168,11 +168,6 @@ def ks_shape_fraction(noise: ArrayLike) -> float:
     return float(np.mean(distances * (root + 0.12 + 0.11 / root) < KS_SHAPE_CRITICAL))
 
 
-def ks_p_values(noise: ArrayLike) -> Floats:
-    """The p-value of every component's KS test, exact for the number of draws."""
-    return stats.kstwo.sf(ks_distances(noise), np.shape(noise)[0])
-
-
 def correlations(noise: ArrayLike) -> Floats:
     """The elements C_ij, i < j, of the correlation matrix of draws (draw, component).
 

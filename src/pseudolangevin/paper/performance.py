@@ -143,15 +143,16 @@ class Outcome:
         standard error more."""
         longest, step_seconds = self._longest
         speed = math.sqrt(self.case.course.temperature) * longest.settings["time_step"]
-        flight, factor = num_steps * speed, 1.0
+        bounds = [4 * self.squared_norm / self.num_weights, (num_steps * speed) ** 2]
         accepted = longest.acceptance
         if accepted is not None:
             factor = _best_acceptance(accepted.mean + accepted.uncertainty)
             piece, reach = longest.settings["num_leapfrog_steps"], _reach(longest)
             counts = (math.floor(num_steps / piece), math.ceil(num_steps / piece))
-            flight = min(flight, *(k * reach + abs(num_steps - k * piece) * speed for k in counts))
-        across = 4 * self.squared_norm / self.num_weights
-        return min(factor * flight**2, across) / (num_steps * step_seconds)
+            flight = min(k * reach + abs(num_steps - k * piece) * speed for k in counts)
+            bounds[1] *= factor
+            bounds.append(max(1.0, factor) * flight**2)  # a flight that turns goes as far with a smaller δt
+        return min(bounds) / (num_steps * step_seconds)
 
 
 def _reach(move: Tried) -> float:
@@ -164,8 +165,8 @@ def _reach(move: Tried) -> float:
 
 
 def _best_acceptance(acceptance: float) -> float:
-    """The most that another time step makes of A·δt², over the δt² that had this acceptance A."""
-    return LARGEST_PRODUCT / float(erfcinv(np.clip(acceptance, 0.05, 0.95)))
+    """The most that another time step makes of A·δt², over the δt² that had this acceptance A; at 1 there is no end."""
+    return LARGEST_PRODUCT / float(erfcinv(max(acceptance, 0.05))) if acceptance < 1 else math.inf
 
 
 def reproduce(scale: str, out: Path) -> Reproduction:

@@ -19,6 +19,7 @@ from ..checks import check_integer, check_interval, check_positive
 from ..data import Dataset, ValidatedDataset
 from ..gradients import DEFAULT_CHUNK_SIZE, Oracle, exact_means
 from ..potential import Potential
+from ..streamed import StreamedDataset
 from ..types import Array, Key, Status, Weights
 from .base import Kernel, Measurements, Sampler, Stream, key_for
 
@@ -208,6 +209,9 @@ def adam(
 def _with_validation(training: Dataset, validation: Dataset) -> ValidatedDataset:
     if not isinstance(validation, Dataset):
         raise ValueError(f"validation = {validation!r} is not a Dataset; pass Dataset(inputs, targets)")
+    for name, dataset in (("the training set", training), ("validation", validation)):
+        if isinstance(dataset, StreamedDataset):
+            raise ValueError(f"{name} is a StreamedDataset, which cannot be validated on the way; pass a Dataset")
 
     def examples(dataset: Dataset) -> Any:
         return jax.tree.map(lambda array: array.shape[1:], dataset.batch)

@@ -324,8 +324,8 @@ class LangevinKernel(Kernel):
     def _stale_heat(self, state: LangevinState, variance: Weights) -> Array:
         """(1 + c1²)·⟨max(𝒯_i[new 𝒱] − 𝒯_i[old 𝒱], 0)⟩ of each layer, with the masses in force.
 
-        Noise that grew since 𝒱 was measured heats its weight by that much. Both 𝒱 are estimates, so there is a positive
-        part by chance: 0.56·(1 + c1²)·𝒯·√(2/n) for n mini-batches each, 0.1 % at 𝒯 = 0.01 and n = 200.
+        Noise that grew since 𝒱 was measured heats its weight by that much. Where both 𝒱 are
+        estimates from n mini-batches, 0.56·(1 + c1²)·𝒯·√(2/n) of it is chance: 0.1 % at 𝒯 = 0.01 and n = 200.
         """
         new, old = (
             masses.temperature_ratios(v, state.masses, state.temperature, **self._dynamics)

@@ -74,7 +74,9 @@ class Bench:
         return pseudo_langevin(self.base.potential, self.base.dataset, **(dict(self.base.settings) | changes))
 
     def hybrid(self, masses: float | Weights, num_leapfrog_steps: int, time_step: float, warmup_moves: int) -> Sampler:
-        """Hybrid Monte Carlo on the same system."""
+        """Hybrid Monte Carlo on the same system; what else the base says of it, if it is one, stays."""
+        own = self.base.settings if isinstance(self.base.kernel, HybridKernel) else {}
+        others = {"chunk_size": self.chunk_size} | {k: own[k] for k in ("chunk_size", "target_acceptance") if k in own}
         return hybrid_monte_carlo(
             self.base.potential,
             self.base.dataset,
@@ -82,7 +84,7 @@ class Bench:
             time_step=time_step,
             masses=masses,
             warmup_moves=warmup_moves,
-            chunk_size=self.chunk_size,
+            **others,
         )
 
     def measure_hybrid(self, sampler: Sampler, seconds: float, *, observe: bool = True) -> Measured:

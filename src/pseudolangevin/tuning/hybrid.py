@@ -56,7 +56,8 @@ class HybridSearch:
             time_step = float(np.mean(np.asarray(run.states.time_step)))
             step_seconds = run.seconds_per_step / num_steps
             moves = max(1, int(np.asarray(run.states.step)[0]) - warmup)
-            acceptance = float(np.mean(np.asarray(run.states.num_accepted))) / moves
+            accepted = float(np.mean(np.asarray(run.states.num_accepted)))
+            acceptance = accepted / moves
             tried = Tried(
                 settings={"num_leapfrog_steps": num_steps, "time_step": time_step},
                 relative_diffusion=run.relative_diffusion,
@@ -67,7 +68,7 @@ class HybridSearch:
                 within_budget=run.diffusion is not None,
                 note=f"acceptance {acceptance:.2f} of {moves} moves",
                 diffusion=run.diffusion,
-                acceptance=Estimate(acceptance, math.sqrt(acceptance * (1 - acceptance) / moves), float(moves)),
+                acceptance=Estimate(acceptance, _share_error(accepted, moves), float(moves)),
             )
             self.tried.append(tried)
             self.bench.weights = run.weights
@@ -85,3 +86,9 @@ class HybridSearch:
         return self.bench.hybrid(
             kernel.given_masses, settings["num_leapfrog_steps"], settings["time_step"], kernel.warmup_moves
         )
+
+
+def _share_error(accepted: float, moves: int) -> float:
+    """Standard error of an accepted share; with Jeffreys' prior, so that all or none of a few moves prove little."""
+    share = (accepted + 0.5) / (moves + 1)
+    return math.sqrt(share * (1 - share) / (moves + 2))

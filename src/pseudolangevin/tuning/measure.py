@@ -95,9 +95,17 @@ def estimate(values: Floats) -> Estimate:
     mean, error, effective = average(values, burn_in=BURN_IN)
     if not math.isfinite(error):
         return Estimate(mean, math.inf, 0.0)
-    moved = [drift(chain) for chain in discard(values, BURN_IN)]
-    drifted = [abs(d.change) for d in moved if abs(d.change) > DRIFT_SIGNIFICANCE * d.standard_error]
-    return Estimate(mean, math.hypot(error, max(drifted, default=0.0)), effective)
+    drifted = [_drifted(chain) for chain in discard(values, BURN_IN)]
+    return Estimate(mean, math.hypot(error, max(drifted)), effective)
+
+
+def _drifted(chain: Floats) -> float:
+    """By how much, where it is significant; where there are too few values to say so, the way between the halves."""
+    found = drift(chain)
+    if math.isfinite(found.standard_error):
+        return abs(found.change) if abs(found.change) > DRIFT_SIGNIFICANCE * found.standard_error else 0.0
+    half = len(chain) // 2
+    return abs(float(np.mean(chain[-half:]) - np.mean(chain[:half])))
 
 
 def measure(

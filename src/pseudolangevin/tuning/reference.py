@@ -83,11 +83,14 @@ def against_extrapolation(candidate: Mapping[str, Estimate], anchor: Anchor, par
         share = 0.0 if partner is None else anchor.ratio / (partner.ratio - anchor.ratio)
         b = a if partner is None else partner.estimates[name]
         limit = a.mean - share * (b.mean - a.mean)
-        uncertainty = (
-            math.inf
-            if partner is None
-            else math.hypot(c.uncertainty, (1 + share) * a.uncertainty, share * b.uncertainty)
-        )
+        if partner is None:
+            uncertainty = math.inf
+        elif candidate is anchor.estimates:  # c − limit is share·(b − a)
+            uncertainty = share * math.hypot(a.uncertainty, b.uncertainty)
+        elif candidate is partner.estimates:  # and here (1 + share)·(b − a)
+            uncertainty = (1 + share) * math.hypot(a.uncertainty, b.uncertainty)
+        else:
+            uncertainty = math.hypot(c.uncertainty, (1 + share) * a.uncertainty, share * b.uncertainty)
         found[name] = Bias(c.mean / limit - 1, uncertainty / abs(limit))
     return found
 
