@@ -80,7 +80,10 @@ def test_overrides():
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
-@pytest.mark.parametrize(("num_steps", "records"), [(600_000, 40), (750_000, 50), (20_000, 40), (250, 50), (7, 7)])
+@pytest.mark.parametrize(
+    ("num_steps", "records"),
+    [(600_000, 40), (1_000_000, 50), (750_000, 50), (20_000, 40), (12_345, 15), (250, 50), (7, 7)],
+)
 def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
     assert config.parse(f"num_steps = {num_steps}").num_records == records
 
@@ -102,6 +105,7 @@ def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
         ("[wheels]\nround = true", r"^\[wheels\]: unknown section; known sections: \[task\], \[network\], "),
         ("num_steps = true", "num_steps = True: must be an integer"),
         ("num_steps = 250\nrecord_every = 200", "not a multiple of record_every = 200.*use num_steps = 400"),
+        ("num_steps = 10007", "num_steps = 10007 has no divisor near 250.*use num_steps = 10000, or give record_every"),
         ("temperatures = [1e-5, -1.0]", r"temperatures = -1.0 is not positive; exp\(−U/T\) needs T > 0"),
         ("temperatures = [1e300]", "beyond single precision"),
         ("temperatures = [1e-5, 1e-5]", "repeats a value; use num_chains"),
@@ -152,6 +156,7 @@ def test_bad_overrides(override):
         (TINY + "[recording]\nobserve_examples = 41", "recording: observe_examples = 41"),
         (TINY + "[start]\nbatch_size = 400", "start: batch_size = 400"),
         ("[task]\nkind = 'files'\nfile = '/no/such.npz'", "task: /no/such.npz cannot be read: No such file"),
+        (TINY + "[start]\nkind = 'file'\nfile = '/no/such.npz'", "start.file: /no/such.npz cannot be read: No such"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_anything_runs(text, line):
@@ -223,9 +228,46 @@ class TestOwnData:
         assert np.array_equal(weights["layer1"]["kernel"], kernel)
         np.savez(tmp_path / "start.npz", kernel=kernel)
         with pytest.raises(
-            ConfigError, match=r"start: .* must hold exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
+            ConfigError, match=r"start.file: .* must hold exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
         ):
             experiment.starting_weights()
+        build(experiment.settings, check_start=False)  # a run that has begun
+
+    @pytest.mark.parametrize("leading", [(), (2, 2), (1, 2), (2, 1), (1, 1)])
+    def test_starts_of_the_right_shapes(self, tmp_path, data, leading):
+        experiment = build(self.starting_from(tmp_path, leading, leading))
+        assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
+        experiment.plan.init(experiment.starting_weights(), 0)
+
+    @pytest.mark.parametrize(
+        ("kernel", "bias", "dtype", "line"),
+        [
+            (None, None, float, "must hold exactly the arrays"),
+            ((), (), int, "has dtype int32"),
+            ((3, 2), (3, 2), float, r"layer1.bias has shape \(3, 2, 2\); this network's is \(2,\).*network.sizes"),
+            ((2,), (2,), float, "layer1.bias has shape"),
+            ((2, 2), (), float, "layer1.kernel has shape"),
+            ((), (2, 2), float, "layer1.kernel has shape"),
+            ((), 5, float, r"layer1.bias has shape \(5,\)"),
+            (5, (), float, r"layer1.kernel has shape \(4, 5\)"),
+        ],
+    )
+    def test_bad_starts_are_refused_before_anything_runs(self, tmp_path, data, kernel, bias, dtype, line):
+        with pytest.raises(ConfigError, match=rf"^start\.file: .*{line}"):
+            build(self.starting_from(tmp_path, kernel, bias, dtype))
+
+    def starting_from(self, tmp_path, kernel, bias, dtype=np.float32):
+        """Weights with these leading axes, or so many outputs, or none at all."""
+        arrays: Any = {"other": np.zeros(3)}
+        if kernel is not None:
+            axes = [(*front, 2) if isinstance(front, tuple) else (front,) for front in (kernel, bias)]
+            arrays = {
+                "layer1.kernel": np.ones((*axes[0][:-1], 4, axes[0][-1]), dtype),
+                "layer1.bias": np.ones(axes[1], dtype),
+            }
+        np.savez(tmp_path / "start.npz", **arrays)
+        table = self.settings(tmp_path, "file = 'train.npz'").model_dump()
+        return config.Settings.model_validate(table | {"start": {"kind": "file", "file": str(tmp_path / "start.npz")}})
 
 
 def test_each_chain_starts_for_itself_and_adam_trains_it():

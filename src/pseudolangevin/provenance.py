@@ -16,6 +16,7 @@ import numpy as np
 from .chains import Plan
 from .config import Settings
 from .config.build import Experiment
+from .config.toml import PATH_KEYS
 from .data import CHECKED
 
 PACKAGES = ("pseudolangevin", "jax", "jaxlib", "numpy", "optax", "zarr", "orbax-checkpoint")
@@ -67,9 +68,14 @@ def data_hash(plan: Plan) -> str:
     return digest.hexdigest()
 
 
-def settings_hash(settings: Settings) -> str:
-    """SHA-256 of the settings that decide the trajectory and the layout of the stores."""
+def settings_hash(settings: Settings, *, paths: bool = False) -> str:
+    """SHA-256 of the settings that decide the trajectory and the layout of the stores.
+
+    Where files lie is not among them: the data have a hash of their own. With `paths` it is, as in older run folders.
+    """
     ignored: Any = {"num_steps": True, "recording": {"checkpoint_every", "checkpoint_seconds", "keep_checkpoints"}}
+    if not paths:
+        ignored |= {section: set(keys) for section, keys in PATH_KEYS}
     values = settings.model_dump(exclude=ignored)
     values["placement"] = {"kind": "one_device"}  # any placement gives the same chain
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

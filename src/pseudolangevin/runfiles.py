@@ -45,7 +45,7 @@ def read_trace(run_dir: Path, *, last: int | None = None) -> xr.Dataset | None:
     The store may be as long as the run will be: draws whose status is below zero are not recorded yet.
     """
     try:
-        with xr.open_zarr(run_dir / "trace.zarr", chunks=None, consolidated=False) as lazy:
+        with _opened(run_dir / "trace.zarr") as lazy:
             if not {"temperature", "chain", "draw"} <= set(lazy.dims):
                 return None
             recorded = lazy.sizes["draw"]
@@ -64,7 +64,7 @@ def read_samples(run_dir: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | No
     if not path.exists():
         return None
     try:
-        with xr.open_zarr(path, chunks=None, consolidated=False) as lazy:
+        with _opened(path) as lazy:
             kept = lazy.sizes["kept_draw"]
             samples = lazy.isel(kept_draw=slice(0, _committed(run_dir, "kept", kept))).load()
         steps = np.asarray(samples["step"].values)
@@ -76,6 +76,14 @@ def read_samples(run_dir: Path) -> tuple[np.ndarray, dict[str, np.ndarray]] | No
     except Exception:  # see read_trace
         return None
     return (steps, leaves) if leaves and steps.ndim == 1 and len(steps) else None
+
+
+def _opened(path: Path) -> xr.Dataset:
+    """A store at the lengths that its consolidated metadata say, which agree also while it is made longer."""
+    try:
+        return xr.open_zarr(path, chunks=None, consolidated=True)
+    except Exception:  # there are none, or an older version was killed before it had written them
+        return xr.open_zarr(path, chunks=None, consolidated=False)
 
 
 def _committed(run_dir: Path, what: str, default: int) -> int:

@@ -18,6 +18,7 @@ from . import config, hosts, provenance
 from .chains import Record, Result
 from .config import ConfigError, Settings
 from .config.build import Experiment, StopAskedError, build, naming
+from .config.toml import PATH_KEYS
 from .stopping import stop_on_signals
 from .store.checkpoints import Checkpoint, Checkpoints
 from .store.folder import RunFolder, RunFolderError, disk_errors, read_json, write_atomically
@@ -38,6 +39,9 @@ CHANGEABLE = (
     "placement.weights",
 )
 """What may change when a run is continued; anything else would make it another run."""
+PATHS = tuple(f"{section}.{key}" for section, keys in PATH_KEYS for key in keys)
+"""Where files lie may change as well: the data have a hash, and the start is not read again."""
+MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def resume(
 
     Args:
         path: the run folder.
-        overrides: `key=value` changes, of the keys in `CHANGEABLE` alone: `num_steps=40000` extends a run.
+        overrides: `key=value` changes, of the keys in `CHANGEABLE` and `PATHS` alone: `num_steps=40000` extends a
+            run. Paths are relative to the run folder.
         command: see `start`.
         progress: see `start`.
     """
@@ -115,8 +120,8 @@ def resume(
     with _session(folder) as (note, stop_asked):
         with hosts.together():
             settings = _changed(folder, overrides)
-            experiment = build(settings)
             committed = read_committed(folder)
+            experiment = build(settings, check_start=committed is None)
         _check_unchanged(folder, experiment)
         if committed is None:
             if any(Checkpoints(folder.checkpoints).steps()):  # one after step 0
@@ -151,13 +156,13 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
     """
     folder = RunFolder.existing(Path(path))
     settings = _read_settings(folder, ['placement={kind="one_device"}'])  # wherever it ran
-    committed = read_committed(folder)
-    if committed is None:
-        raise RunFolderError(f"{folder.path} holds no records yet; begin with `pseudolangevin resume {folder.path}`")
-    experiment = build(settings)
+    _begun(folder)
+    experiment = build(settings, check_start=False)
     plan = experiment.plan
     shapes = plan.abstract_states(experiment.weights_shape)
     at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
+    # Only now: the run may go on meanwhile, and what a checkpoint needs is committed before it is made.
+    committed = _begun(folder)
     _check_stores(folder, experiment, shapes, at, committed)
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -167,6 +172,7 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
     if samples and settings.recording.keep_weights_every:
         schema = samples_schema(plan, shapes, settings.recording)
         kept = read_samples(folder.weights, schema, one_chain(shapes.weights), committed[1])
+        trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
     states = plan.put(states)
     return Result(trace, plan.layout.unflatten(states.weights), kept, states, plan.sampler)
 
@@ -186,7 +192,7 @@ def _begin(
             write_atomically(folder.provenance, json.dumps(described, indent=2))
     _log(folder, f"started: {plan.layout.size} chains of {plan.num_steps} steps, {plan.sampler!r}")
     try:
-        weights = experiment.starting_weights(stop_asked)
+        weights = experiment.starting_weights(stop_asked, progress=progress if hosts.is_first() else False)
     except StopAskedError:
         _log(folder, "interrupted before the first step")
         return Outcome(folder.path, 0, plan.num_steps, True, 0, 0.0, ())
@@ -229,7 +235,7 @@ def _continue(
                 if stop_asked() and last.step < plan.num_steps:
                     interrupted = True
                     break
-    if last.step > at.step:
+    if hosts.first_decides(writer is not None and writer.saved_step != last.step):
         record = _gathered(last, Needs.STATES)
         with hosts.together():
             if writer:
@@ -265,6 +271,14 @@ def _session(folder: RunFolder) -> Iterator[tuple[str | None, Callable[[], bool]
         yield note, lambda: hosts.any_process(stop_asked())
 
 
+def _begun(folder: RunFolder) -> tuple[int, int]:
+    """How many records and kept weights are whole; refuse a run that has not begun."""
+    committed = read_committed(folder)
+    if committed is None:
+        raise RunFolderError(f"{folder.path} holds no records yet; begin with `pseudolangevin resume {folder.path}`")
+    return committed
+
+
 def _log(folder: RunFolder, line: str) -> None:
     if hosts.is_first():
         folder.log(line)
@@ -281,11 +295,9 @@ def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
     before = _read_settings(folder)
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key not in CHANGEABLE:
-            raise ConfigError(
-                [f"--set {override}: a run that is continued keeps its {key}; only {', '.join(CHANGEABLE)} may change"]
-            )
-    settings = config.parse(config.to_toml(before), overrides)
+        if key not in CHANGEABLE + PATHS:
+            raise ConfigError([f"--set {override}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
+    settings = config.parse(config.to_toml(before), overrides, folder=folder.path.resolve())
     steps = Checkpoints(folder.checkpoints).steps()
     if steps and settings.num_steps < steps[-1]:
         raise ConfigError(
@@ -299,10 +311,12 @@ def _check_unchanged(folder: RunFolder, experiment: Experiment) -> None:
     if not folder.provenance.exists() and not folder.committed.exists():
         return
     noted = read_json(folder.provenance)
-    if noted.get("settings_sha256") != provenance.settings_hash(experiment.settings):
+    if noted.get("settings_sha256") not in [
+        provenance.settings_hash(experiment.settings, paths=paths) for paths in (False, True)
+    ]:
         raise RunFolderError(
             f"{folder.config} was changed since the run began; put it back, or sample with it into a new folder "
-            f"(only {', '.join(CHANGEABLE)} may change)"
+            f"({MAY_CHANGE})"
         )
     if noted.get("data_sha256") != provenance.data_hash(experiment.plan):
         raise RunFolderError(f"the data are not those that {folder.path} began with; put the files back as they were")

@@ -114,8 +114,9 @@ def test_a_streamed_test_set_stays_where_it_is(small_task):
             sampler, temperatures=[1e-3], num_chains=2, num_steps=10, record_every=10, test=test, placement=MESH
         )
         *_, last = plan.run(plan.init(small_task.weights, 0))
+        assert last.observables is not None
         losses.append(last.observables["test_loss"])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
 def test_a_validation_set_goes_where_the_training_set_goes(small_task):

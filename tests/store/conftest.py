@@ -16,11 +16,11 @@ from .small_runs import small_settings
 _built: dict[str, Experiment] = {}
 
 
-def build_once(settings: Settings) -> Experiment:
+def build_once(settings: Settings, **how: bool) -> Experiment:
     """`build`, but equal settings share their compiled programs."""
     key = settings.model_dump_json(exclude={"num_steps", "recording"})
     if key not in _built:
-        _built[key] = build(settings)
+        _built[key] = build(settings, **how)
     known = _built[key]
     return Experiment(settings, known.network, replace(known.plan, num_steps=settings.num_steps))
 

@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 
 import pseudolangevin as pl
-from pseudolangevin import config, runs
+from pseudolangevin import chains, config, hosts, runs
 from pseudolangevin.chains import Plan
 from pseudolangevin.store.folder import RunFolder, RunFolderError
 from pseudolangevin.store.writer import RunWriter
@@ -160,6 +160,37 @@ def test_load_before_the_first_record(tmp_path, finished):
     folder.committed.unlink()
     with pytest.raises(RunFolderError, match="no records yet"):
         pl.load(folder.path)
+
+
+def test_load_while_the_run_goes_on(tmp_path, monkeypatch):
+    """What is recorded while `load` builds fits the checkpoint that it then finds."""
+    path = tmp_path / "run"
+    runs.start(small_settings("num_steps=200"), path, progress=False)
+
+    def build_slowly(settings, **how):
+        monkeypatch.setattr(runs, "build", build_once)
+        runs.resume(path, ["num_steps=400"], progress=False)
+        return build_once(settings, **how)
+
+    monkeypatch.setattr(runs, "build", build_slowly)
+    result = pl.load(path)
+    assert result.trace.sizes["draw"] == 40
+    assert np.all(np.asarray(result.states.step) == 400)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_progress_is_that_of_the_training_as_well(tmp_path, monkeypatch, first):
+    shown, bar = [], chains.progress_bar
+
+    def note(*arguments, show, **more):
+        shown.append(show)
+        return bar(*arguments, show=False, **more)
+
+    monkeypatch.setattr(chains, "progress_bar", note)
+    monkeypatch.setattr(hosts, "is_first", lambda: first)
+    start = "start={kind='adam', num_steps=10, batch_size=10, candidates=1}"
+    runs.start(small_settings("num_steps=20", start), tmp_path / "run", progress=True)
+    assert shown == [first, first]
 
 
 def test_memory_does_not_grow_with_the_number_of_records(tmp_path, monkeypatch):

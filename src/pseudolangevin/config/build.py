@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import chains, models, potential, tasks
+from .. import chains, models, potential, tasks, trees
 from ..chains import Plan
 from ..data import Dataset
 from ..models import FeedForward
@@ -60,19 +60,29 @@ class Experiment:
         """Random weights of one chain."""
         return self.network.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))
 
-    def starting_weights(self, stop_asked: Callable[[], bool] = lambda: False) -> Weights:
-        """The weights the chains begin with, as `sample` takes them."""
+    def starting_weights(
+        self, stop_asked: Callable[[], bool] = lambda: False, *, progress: bool | None = None
+    ) -> Weights:
+        """The weights the chains begin with, as `sample` takes them; `progress` is that of the training."""
         start = self.settings.start
         if isinstance(start, FileStart):
-            with naming("start"):
-                return arrays.read_weights(start.file, self.weights_shape)
+            return self._from_file(start.file)
         random = isinstance(start, RandomStart)
         num_starts = self.settings.num_chains * (1 if random else start.candidates)
         start_keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.key(start.seed), c))(jnp.arange(num_starts))
         weights = jax.tree.map(lambda w: w[None], jax.vmap(self.network.init)(start_keys))
-        return weights if random else self._trained(weights, start, stop_asked)
+        return weights if random else self._trained(weights, start, stop_asked, progress)
 
-    def _trained(self, weights: Weights, start: Any, stop_asked: Callable[[], bool]) -> Weights:
+    def _from_file(self, file: str) -> Weights:
+        """Weights of this network: others may fit the loss, but not the checkpoints."""
+        shapes = self.weights_shape
+        with naming("start.file"):
+            weights = arrays.read_weights(file, shapes)
+            _check_shapes(file, weights, shapes, self.plan.layout.shape)
+            trees.check_weights(weights)
+        return jax.tree.map(lambda w, like: w.astype(like.dtype), weights, shapes)
+
+    def _trained(self, weights: Weights, start: Any, stop_asked: Callable[[], bool], progress: bool | None) -> Weights:
         """A short Adam run of all candidates; chains get those whose classes are all alive, as far as they go."""
         sampler, num_chains = self.plan.sampler, self.settings.num_chains
         plan = chains.make_plan(
@@ -88,7 +98,7 @@ class Experiment:
         dead: Any = np.zeros(plan.layout.size, bool)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeadClassWarning)
-            for record in plan.run(states, segment=TRAINING_SEGMENT):
+            for record in plan.run(states, segment=TRAINING_SEGMENT, progress=progress):
                 states = record.states
                 if record.observables is not None and "dead_class" in record.observables:
                     dead = np.any(record.observables["dead_class"], axis=-1)
@@ -110,8 +120,14 @@ TRAINING_SEGMENT = 500
 """Steps of the Adam start between looks at whether to stop."""
 
 
-def build(settings: Settings) -> Experiment:
-    """Make everything that the settings describe, and check that it fits together; nothing is written or compiled."""
+def build(settings: Settings, *, check_start: bool = True) -> Experiment:
+    """Make everything that the settings describe, and check that it fits together; nothing is written or compiled.
+
+    Args:
+        settings: what to make.
+        check_start: check where the chains begin as well, rather than after the folder is made; a run that has begun
+            needs no start any more, and its file may be gone.
+    """
     _check_memory(settings)
     with naming("task"):
         train, test = _data(settings.task)
@@ -137,9 +153,12 @@ def build(settings: Settings) -> Experiment:
             observe_examples=settings.recording.observe_examples,
             placement=placement,
         )
-    if not isinstance(settings.start, RandomStart | FileStart):
-        _trainer(energy, train, settings.start)  # refuse bad numbers now rather than after the folder is made
-    return Experiment(settings, network, plan)
+    experiment = Experiment(settings, network, plan)
+    if check_start and isinstance(settings.start, FileStart):
+        experiment.starting_weights()
+    elif check_start and not isinstance(settings.start, RandomStart):
+        _trainer(energy, train, settings.start)
+    return experiment
 
 
 def _placement(settings: Settings, train: Dataset, weights: Weights) -> Placement:
@@ -158,6 +177,19 @@ def _placement(settings: Settings, train: Dataset, weights: Weights) -> Placemen
 def _trainer(energy: Potential, train: Dataset, start: Any) -> Sampler:
     with naming("start"):
         return adam(energy, train, **start.model_dump(exclude={"kind", "num_steps", "candidates", "seed"}))
+
+
+def _check_shapes(file: str, weights: Weights, shapes: Weights, chains_shape: tuple[int, int]) -> None:
+    """Refuse weights of another network, and leading axes other than (temperature, chain) in all arrays alike."""
+    allowed = [(), *product({1, chains_shape[0]}, {1, chains_shape[1]})]
+    named, likes = trees.named_leaves(weights), jax.tree.leaves(shapes)
+    leading = named[0][1].shape[: max(0, named[0][1].ndim - len(likes[0].shape))]
+    for (name, leaf), like in zip(named, likes, strict=True):
+        if leading not in allowed or leaf.shape != leading + like.shape:
+            raise ValueError(
+                f"{file}: {name} has shape {leaf.shape}; this network's is {like.shape}, in all arrays alone or after "
+                f"axes of {chains_shape} or 1 (temperature, chain); change network.sizes, or give another file"
+            )
 
 
 def _data(task: Any) -> tuple[Dataset, Dataset | None]:

@@ -55,8 +55,8 @@ def pseudo_langevin(
     Masses are chosen from the measured variance 𝒱 of the mini-batch gradient, so that the mini-batch noise is the share
     𝒯 = `temperature_ratio` of the thermal noise of every component (eq:LTRLimit); the injected noise is reduced by
     just that share (eq:PseudoLangevinIntegrator). The right distribution is reached for 𝒯 → 0, c1 → 1; the bias at
-    finite 𝒯 comes from the correlations between components of the mini-batch noise, which are left uncorrected, and, for
-    about a third at 𝒯 = 0.1, from the time step.
+    finite 𝒯 comes from the correlations between components of the mini-batch noise, which are left uncorrected, and,
+    about a third of it at 𝒯 = 0.1, from the time step.
 
     Every `refresh_every` steps 𝒱 is measured again: masses whose 𝒯_i exceeds `max_temperature_ratio` are raised to it
     and their momenta redrawn, or, with probability `reset_probability`, all masses and momenta start anew. As long

@@ -66,6 +66,7 @@ class Checkpoints:
         self._path.mkdir(exist_ok=True)
         tree = {"states": arrays, "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
         _check_room(self._path, sum(array.nbytes for array in arrays.values()))
+        _digest_file(target).unlink(missing_ok=True)  # of one that is replaced, as in `_remove`
         with _quiet_threads(), _checkpointer() as checkpointer:
             checkpointer.save(target, tree, force=True)
         write_atomically(_digest_file(target), _digest(target))

@@ -14,12 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from .folder import RunFolder, RunFolderError
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LockedError(RunFolderError):
@@ -48,23 +45,6 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
         os.close(descriptor)
 
 
-def holder(folder: RunFolder) -> dict[str, Any] | None:
-    """Who is writing to the folder now (pid, host, started); None when nobody is."""
-    try:
-        descriptor = os.open(folder.lock, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read(descriptor) or {}
-    else:
-        written = _read(descriptor)
-        return written if written and written.get("host") != socket.gethostname() else None
-    finally:
-        os.close(descriptor)
-
-
 def _acquire(folder: RunFolder) -> int:
     for _ in range(100):
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o644)
@@ -83,9 +63,8 @@ def _acquire(folder: RunFolder) -> int:
 
 
 def _myself() -> dict[str, Any]:
-    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
     started = datetime.now().astimezone().isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": boot, "started": started}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
 
 
 def _read(descriptor: int) -> dict[str, Any]:

@@ -13,7 +13,17 @@ import zarr
 
 from ..trees import named_leaves
 from ..types import Weights
-from .trace import DRAW, checked_arrays, consolidate, fill_value, open_group, read_trace, write_coordinate
+from .trace import (
+    DRAW,
+    checked_arrays,
+    consolidate,
+    fill_value,
+    open_group,
+    read_trace,
+    set_length,
+    write_coordinate,
+    write_labels,
+)
 
 LARGE_CHUNK = 1 << 27
 """Bytes above which every chain has files of its own."""
@@ -44,11 +54,7 @@ class SamplesWriter:
         """Open at kept draw `kept`; later ones will be written over."""
         group = open_group(path, "r+")
         self._arrays = checked_arrays(group, path, schema, kept)
-        if any(array.shape[DRAW] != num_kept for array in self._arrays.values()):
-            for array in self._arrays.values():
-                array.resize((*array.shape[:DRAW], num_kept, *array.shape[DRAW + 1 :]))
-            _write_steps(group, num_kept, steps_per_kept)
-            consolidate(group)
+        set_length(group, self._arrays, _draws(num_kept, steps_per_kept))
         self.kept = kept
         self._pending: list[list[np.ndarray]] = []
 
@@ -71,7 +77,7 @@ class SamplesWriter:
             )
         for name, coordinate in schema.coords.items():
             write_coordinate(group, str(name), coordinate.dims, coordinate.values)
-        _write_steps(group, num_kept, steps_per_kept)
+        write_labels(group, _draws(num_kept, steps_per_kept))
         consolidate(group)
 
     def append(self, weights: Weights) -> None:
@@ -105,7 +111,6 @@ def read_samples(path: Path, schema: xr.Dataset, weights: Weights, kept: int) ->
     return jax.tree.unflatten(jax.tree.structure(weights), list(leaves.values()))
 
 
-def _write_steps(group: zarr.Group, num_kept: int, steps_per_kept: int) -> None:
+def _draws(num_kept: int, steps_per_kept: int) -> dict[str, np.ndarray]:
     draws = np.arange(num_kept)
-    write_coordinate(group, "kept_draw", ("kept_draw",), draws)
-    write_coordinate(group, "step", ("kept_draw",), (draws + 1) * steps_per_kept)
+    return {"kept_draw": draws, "step": (draws + 1) * steps_per_kept}

@@ -8,7 +8,7 @@ that was on disk can be lost to a crash.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ CHUNK = 128
 
 DRAW = 2
 """The axis of the draws."""
+
+LABELS = 1 << 14
+"""Entries per file of a coordinate along the draws."""
 
 
 def fill_value(dtype: np.dtype) -> Any:
@@ -39,8 +42,7 @@ class TraceWriter:
         """Open a trace at record `recorded`; what was `written` beyond it is put back to "not recorded"."""
         self._group = open_group(path, "r+")
         self._arrays = checked_arrays(self._group, path, schema, recorded)
-        if any(array.shape[DRAW] != num_records for array in self._arrays.values()):
-            _resize(self._group, self._arrays, schema, num_records)
+        set_length(self._group, self._arrays, _draws(schema, num_records))
         self._length = num_records
         block = _last_block(recorded)
         self._first, self._count = block.start, block.stop - block.start
@@ -69,7 +71,7 @@ class TraceWriter:
         for name, coordinate in schema.coords.items():
             if "draw" not in coordinate.dims:
                 write_coordinate(group, str(name), coordinate.dims, coordinate.values)
-        _write_draws(group, schema, num_records)
+        write_labels(group, _draws(schema, num_records))
         consolidate(group)
 
     def append(self, record: Mapping[str, np.ndarray]) -> None:
@@ -160,6 +162,53 @@ def write_coordinate(group: zarr.Group, name: str, dims: Any, values: np.ndarray
     array[...] = values
 
 
+def write_labels(group: zarr.Group, labels: Mapping[str, np.ndarray]) -> None:
+    """The coordinates along the draws, that of the dimension first, in files of one size: they may grow while read."""
+    dims = [next(iter(labels))]
+    for name, values in labels.items():
+        array = _growing(group, name)
+        if array is None:
+            array = group.create_array(
+                name, shape=values.shape, chunks=(LABELS,), dtype=values.dtype, dimension_names=dims, overwrite=True
+            )
+        array.resize(values.shape)
+        array[...] = values
+
+
+def _growing(group: zarr.Group, name: str) -> zarr.Array | None:
+    """A coordinate that can grow; None where it cannot be read, or is of before and lies in one file."""
+    try:
+        array = group[name]
+    except Exception:
+        return None
+    return array if isinstance(array, zarr.Array) and array.chunks == (LABELS,) else None
+
+
+def set_length(group: zarr.Group, arrays: Mapping[str, zarr.Array], labels: Mapping[str, np.ndarray]) -> None:
+    """Make a store as long as its coordinates along the draws; also where a process was killed while it did so.
+
+    The consolidated metadata come last. Until then they say the old lengths, at which all can still be read.
+    """
+    length = len(next(iter(labels.values())))
+    if _has_length(group, arrays, labels, length):
+        return
+    for array in arrays.values():
+        array.resize((*array.shape[:DRAW], length, *array.shape[DRAW + 1 :]))
+    write_labels(group, labels)
+    consolidate(group)
+
+
+def _has_length(group: zarr.Group, arrays: Iterable[str], labels: Mapping[str, np.ndarray], length: int) -> bool:
+    """Whether the arrays and the consolidated metadata have this length, and the coordinates are whole."""
+    try:
+        stores: list[Any] = [group, zarr.open_group(group.store, mode="r", zarr_format=3, use_consolidated=True)]
+        return all(store[name].shape[DRAW] == length for store in stores for name in arrays) and all(
+            np.array_equal(store[name][...], values) for store in stores for name, values in labels.items()
+        )
+    except Exception:  # what is missing, or half old and half new, fails in many ways
+        return False
+
+
 def consolidate(group: zarr.Group) -> None:
     """Put the shapes of all arrays into one file, so that a reader sees either all old lengths or all new ones."""
     with warnings.catch_warnings():
@@ -167,17 +216,9 @@ def consolidate(group: zarr.Group) -> None:
         zarr.consolidate_metadata(group.store)
 
 
-def _write_draws(group: zarr.Group, schema: xr.Dataset, num_records: int) -> None:
+def _draws(schema: xr.Dataset, num_records: int) -> dict[str, np.ndarray]:
     draws = np.arange(num_records)
-    write_coordinate(group, "draw", ("draw",), draws)
-    write_coordinate(group, "step", ("draw",), (draws + 1) * int(schema.attrs["record_every"]))
-
-
-def _resize(group: zarr.Group, arrays: dict[str, zarr.Array], schema: xr.Dataset, num_records: int) -> None:
-    for array in arrays.values():
-        array.resize((*array.shape[:DRAW], num_records, *array.shape[DRAW + 1 :]))
-    _write_draws(group, schema, num_records)
-    consolidate(group)
+    return {"draw": draws, "step": (draws + 1) * int(schema.attrs["record_every"])}
 
 
 def _last_block(recorded: int) -> slice:

@@ -60,6 +60,9 @@ class RunWriter:
     ) -> None:
         """Open the stores at a checkpoint; `written` records were on disk."""
         num_records = plan.num_steps // plan.record_every
+        if written > num_records:  # the run is made shorter: first say so, as the stores are cut file by file
+            every = recording.keep_weights_every
+            _write_committed(folder, num_records, num_records // every if every else 0)
         self._folder, self._plan, self._at = folder, plan, at
         self._trace = TraceWriter(
             folder.trace, plan.empty_trace(states), num_records, recorded=at.records, written=written
@@ -75,6 +78,7 @@ class RunWriter:
         self._checkpoint_pace = Pace(recording.checkpoint_seconds)
         self._flush_pace = Pace(FLUSH_SECONDS)
         self._records, self._lines = at.records, list[str]()
+        self.saved_step = at.step  # that of the newest checkpoint
         self._due: bool | None = None
         self._began = time.monotonic()
         self._last_record = (at.step, self._began)
@@ -145,6 +149,7 @@ class RunWriter:
         began = time.monotonic()
         at = Checkpoint(record.step, self._records, self._kept, self.seconds)
         self._checkpoints.save(at, record.states)
+        self.saved_step = record.step
         self._checkpoint_pace.done(time.monotonic() - began)
 
     @property
