@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, from a file that `pseudolangevin bench --json FILE` wrote.
+"""The tables of docs/performance.md, from a file that `pseudolangevin bench --out FILE` wrote.
 
 python benchmarks/tables.py benchmarks/results/bench-h200.json
 """

@@ -32,6 +32,7 @@ LEVELS = [
         "demo",
         "bench",
         "processes",
+        "cli_errors",
         "cli",
     },
 ]

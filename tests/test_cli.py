@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
-from pseudolangevin import cli, config
+from pseudolangevin import cli, config, paper, runs, temperature, temperature_figure
 from pseudolangevin.config.toml import _value
+from pseudolangevin.tuning import command as tuning
 
 from .store.small_runs import SMALL_RUN
 
@@ -17,7 +22,18 @@ NUM_MUTATIONS = 160
 
 
 def test_help_teaches(capsys):
-    for command in ("sample", "resume", "check", "report", "watch", "demo", "tune", "reproduce", "temperature"):
+    for command in (
+        "sample",
+        "resume",
+        "check",
+        "report",
+        "watch",
+        "demo",
+        "tune",
+        "reproduce",
+        "temperature",
+        "bench",
+    ):
         assert cli.run([command, "--help"]) == 0
         assert f"pseudolangevin {command}" in capsys.readouterr().out
     assert cli.run(["--version"]) == 0
@@ -156,3 +172,74 @@ def test_configurations_that_cannot_be_read(tmp_path, capsys, missing):
     path = tmp_path if missing == "directory" else Path("/proc/self/mem")
     assert cli.run(["sample", str(path), "--out", str(tmp_path / "out")]) == 2
     assert_one_clear_line(capsys)
+
+
+FILE_ERRORS = {
+    "permission": (
+        PermissionError(errno.EACCES, "Permission denied", "/x/trace"),
+        "/x/trace: Permission denied; check",
+    ),
+    "missing": (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), "/x: No such file or directory;"),
+    "moved": (
+        OSError(errno.EISDIR, "Is a directory", "/x/.partial", None, "/x/page"),
+        "/x/page: Is a directory; check",
+    ),
+    "full": (OSError(errno.ENOSPC, "No space left on device"), "no space left on the disk; free some space"),
+}
+
+
+@pytest.mark.parametrize("kind", FILE_ERRORS)
+def test_files_that_cannot_be_used(kind, capsys, monkeypatch):
+    error, words = FILE_ERRORS[kind]
+    monkeypatch.setattr(runs, "load", failing(error))
+    assert cli.run(["check", "run"]) == 2
+    assert words in assert_one_clear_line(capsys)
+
+
+@pytest.mark.parametrize("error", [OSError("not the file system's"), ConnectionError(errno.ECONNRESET, "reset")])
+def test_errors_of_the_program_are_not_taken_for_errors_of_files(error, monkeypatch):
+    monkeypatch.setattr(runs, "load", failing(error))
+    with pytest.raises(OSError, match=str(error).partition("] ")[2] or str(error)):
+        cli.run(["check", "run"])
+
+
+def failing(error: Exception) -> Any:
+    def fail(*arguments: Any, **settings: Any) -> None:
+        raise error
+
+    return fail
+
+
+def test_reproduce_tries_its_folder_before_it_computes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(paper, "import_module", lambda *arguments: pytest.fail("it computes"))
+    (tmp_path / "file").write_text("")
+    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "results", "Not a directory")):
+        assert cli.run(["reproduce", "noise", "--out", str(out)]) == 2
+        assert f"out = {str(out)!r} cannot be written: {why}; choose another folder" in assert_one_clear_line(capsys)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_where_there_is_nothing_to_resume(number, tmp_path, capsys, monkeypatch):
+    (tmp_path / "run.toml").write_text(SMALL_RUN)
+    monkeypatch.setattr(tuning, "tune_settings", lambda *arguments, **more: os.kill(os.getpid(), number))
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.run(["tune", str(tmp_path / "run.toml")]) == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert capsys.readouterr().err == "interrupted: tune did not finish; start it again\n"
+
+
+def test_the_temperature_is_printed_although_its_figure_cannot_be(tmp_path, capsys, monkeypatch):
+    class Found:
+        conclusive = True
+
+        def __str__(self) -> str:
+            return "the temperature"
+
+    (tmp_path / "run.toml").write_text(SMALL_RUN)
+    (tmp_path / "scan.png").mkdir()
+    monkeypatch.setattr(temperature, "find_temperature", lambda *arguments, **more: Found())
+    monkeypatch.setattr(temperature_figure, "temperature_figure", lambda found: Figure())
+    assert cli.run(["temperature", str(tmp_path / "run.toml"), "--figure", str(tmp_path / "scan.png")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "the temperature\n"
+    assert f"{tmp_path}/scan.png: Is a directory; check the path" in printed.err

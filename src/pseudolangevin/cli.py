@@ -1,7 +1,8 @@
 """The command line.
 
-Exit codes: 0 done; 1 ran, but a check failed or a chain stopped; 2 bad input, a damaged or locked folder, or a full
-disk (one line on the error stream says what, why and the remedy); 130 interrupted, and resumable.
+Exit codes: 0 done; 1 ran, but a check failed or a chain stopped; 2 bad input, a damaged or locked folder, a file that
+cannot be read or written, or a full disk (one line on the error stream says what, why and the remedy); 130 interrupted,
+and, if it is a run, resumable.
 """
 # Commands import what they need when they run, so that --help and errors are quick.
 # ruff: noqa: PLC0415
@@ -9,27 +10,25 @@ disk (one line on the error stream says what, why and the remedy); 130 interrupt
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from . import processes
+from .cli_errors import CommandInterruptedError, Commands, explain, resumable, say, terminate_like_interrupt
 from .processes import Coordinator, Distributed, NumProcesses, ProcessId
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
     name="pseudolangevin",
+    cls=Commands,
     help="Sample the weights of neural networks from exp(−U/T), with mini-batches.",
     epilog="First time here:  pseudolangevin demo\n\n"
     "Your own run:  pseudolangevin sample --print-config > run.toml ; edit it ; "
@@ -103,8 +102,10 @@ def sample(
     if print_config:
         print(config.to_toml(settings, to_edit=True), end="")
         return DONE
-    processes.join(coordinator, num_processes, process_id, distributed)
-    return _report_outcome(runs.start(settings, out or _default_folder()))
+    path = out or _default_folder()
+    with resumable(path):
+        processes.join(coordinator, num_processes, process_id, distributed)
+        return _report_outcome(runs.start(settings, path))
 
 
 @app.command(
@@ -126,22 +127,28 @@ def resume(
     """
     from . import runs
 
-    processes.join(coordinator, num_processes, process_id, distributed)
-    changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
-    return _report_outcome(runs.resume(run_dir, changes))
+    with resumable(run_dir):
+        processes.join(coordinator, num_processes, process_id, distributed)
+        changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
+        return _report_outcome(runs.resume(run_dir, changes))
 
 
 @app.command(epilog="pseudolangevin check runs/first && echo trustworthy")
 def check(
     run_dir: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
-    noise_draws: Annotated[int, typer.Option(min=0, help="Mini-batches drawn to look at the noise.")] = 1_000,
+    noise_draws: Annotated[
+        int, typer.Option(min=0, help="Mini-batches drawn to look at the noise, 2 or more; 0: do not look at it.")
+    ] = 1_000,
 ) -> int:
     """Check that the samples can be trusted: exit 0 when the certificate holds, 1 when it does not."""
     from . import runs
-    from .diagnostics.certificate import certificate
+    from .config.build import naming
+    from .diagnostics.certificate import certificate, check_noise_draws
     from .diagnostics.rendering import to_text
 
+    with naming("check"):
+        check_noise_draws(noise_draws)
     result = runs.load(run_dir)
     if result.trace.sizes["draw"] == 0:
         raise runs.RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
@@ -201,17 +208,17 @@ def temperature(
     if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
         raise config.ConfigError([f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists"])
     settings = config.read(config_file, overrides or ())
-    experiment = build(settings)
+    experiment = build(settings, check_start=False)
     sampler = experiment.plan.sampler
     with naming("temperature"):
         found = find_temperature(
             sampler.potential, sampler.dataset, experiment.random_weights(), epochs=epochs, key=settings.seed
         )
+    print(json.dumps(found.to_dict(), indent=2) if as_json else found, flush=True)
     if figure is not None:
         from .temperature_figure import temperature_figure
 
         temperature_figure(found).savefig(figure)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else found)
     return DONE if found.conclusive else FAILED
 
 
@@ -220,7 +227,8 @@ def demo(out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("d
     """Sample the paper's small network at several temperatures, on the CPU, in minutes."""
     from .demo import run_demo
 
-    return run_demo(out)
+    with resumable(out):
+        return run_demo(out)
 
 
 @app.command(epilog="pseudolangevin tune run.toml --seconds 60 --set 'temperatures=[3e-5]'")
@@ -267,11 +275,17 @@ def reproduce(
 
 
 @app.command(
-    epilog="pseudolangevin bench --json bench.json\n\npseudolangevin bench --sizes 11160 --chains 1 --seconds 60"
+    epilog="pseudolangevin bench --out bench.json\n\npseudolangevin bench --sizes 11160 --chains 1 --seconds 60"
 )
 def bench(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything measured.", show_default=False)
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything measured as JSON, and the tables on the error stream.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write everything measured as JSON, with a plot beside it.", show_default=False
+        ),
     ] = None,
     sizes: Annotated[str, typer.Option(help="Numbers of weights, 201·L1 + 1110 each.")] = "11160,101610,1006110",
     chains: Annotated[str, typer.Option(help="Numbers of chains.")] = "1,8,64",
@@ -285,7 +299,12 @@ def bench(
 ) -> int:
     """Time every sampler on this machine, beside other libraries, until the time is up."""
     from .bench.driver import SAMPLERS, Request, run
+    from .config import ConfigError
 
+    if out is not None and out.is_dir():
+        raise ConfigError([f"--out {out}: is a folder; give a .json file"])
+    if out is not None:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
     request = Request(
         sizes=_integers("--sizes", sizes),
         chains=_integers("--chains", chains),
@@ -295,7 +314,9 @@ def bench(
         scaling=scaling,
         recording=recording,
     )
-    run(request, json_path=json_file)
+    content = run(request, json_path=out, console=Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(content, indent=2))
     return DONE
 
 
@@ -316,9 +337,9 @@ def _report_outcome(outcome: Any) -> int:
     if not outcome.written_here:
         return INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
     for note in outcome.notes:
-        _say("note", note, "yellow")
+        say("note", note, "yellow")
     if outcome.interrupted:
-        _say(
+        say(
             "interrupted",
             f"at step {outcome.step} of {outcome.num_steps}; continue with `pseudolangevin resume {outcome.path}`",
             "yellow",
@@ -326,7 +347,7 @@ def _report_outcome(outcome: Any) -> int:
         return INTERRUPTED
     print(f"{outcome.path}: {outcome.summary}")
     if outcome.stopped_chains:
-        _say(
+        say(
             "stopped",
             f"{outcome.stopped_chains} chains ended early; {outcome.path}/log.txt says which and why",
             "yellow",
@@ -338,60 +359,25 @@ def _report_outcome(outcome: Any) -> int:
     return DONE
 
 
-def _say(label: str, text: str, colour: str) -> None:
-    Console(stderr=True, highlight=False).print(f"[{colour}]{label}:[/] {escape(text)}", soft_wrap=True)
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """The command line as a function: the exit code."""
-    with warnings.catch_warnings(), _terminate_like_interrupt():
+    with warnings.catch_warnings(), terminate_like_interrupt():
         warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_: _say("warning", str(message), "yellow")
+        warnings.showwarning = lambda message, *_: say("warning", str(message), "yellow")
         try:
             code = app(args=arguments, prog_name="pseudolangevin", standalone_mode=False)
             return code if isinstance(code, int) else DONE
-        except KeyboardInterrupt:
-            _say("interrupted", "what was recorded is safe; continue with `pseudolangevin resume DIR`", "yellow")
+        except CommandInterruptedError as error:
+            say("interrupted", str(error), "yellow")
             return INTERRUPTED
         except Exception as error:
-            lines = _explain(error)
-            processes.end_if_alone(error, lines, _say)
+            lines = explain(error)
+            processes.end_if_alone(error, lines, say)
             if lines is None:
                 raise
             for line in lines:
-                _say("error", line, "red")
+                say("error", line, "red")
             return BAD_INPUT
-
-
-@contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
-    """Until a run takes over, and stops at its next record, SIGTERM is like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _explain(error: Exception) -> list[str] | None:
-    """Lines for an error that is the input's and not the program's; None for others."""
-    from .config import ConfigError
-    from .hosts import OtherProcessError
-    from .store.folder import RunFolderError
-
-    if isinstance(error, ConfigError):
-        return error.lines
-    if isinstance(error, RunFolderError | OtherProcessError):
-        return [str(error)]
-    if hasattr(error, "format_message"):  # of the command line's own parser
-        message = error.format_message()  # empty where the help was shown instead
-        return [f"{message} See `pseudolangevin --help`."] if message else []
-    if "RESOURCE_EXHAUSTED" in str(error):
-        return ["out of memory on the device; lower num_chains, the number of temperatures, or sampler.batch_size"]
-    return None
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ prints the averages beside the published ones.
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -22,12 +24,16 @@ from .diagnostics.averages import Average, average
 from .diagnostics.certificate import certificate
 from .published import PublishedAverages, published_averages
 from .report import write_report
+from .runfiles import find_number, read_config, read_provenance
+from .store.folder import HARMLESS, RunFolder
+from .store.lock import locked
 
 BURN_IN = 0.5
+NUM_STEPS = 24_000
 SETTINGS = {
     "temperatures": [3e-5, 4e-5, 5e-5],
     "num_chains": 2,
-    "num_steps": 24_000,
+    "num_steps": NUM_STEPS,
     "record_every": 600,
     # Twice the paper's usual temperature ratio: the chains diffuse twice as fast. 𝒱 is measured as often as they relax,
     # about every 1/(4·S·T·𝒯) steps.
@@ -39,6 +45,11 @@ SETTINGS = {
     },
     "start": {"kind": "adam", "num_steps": 4_000},
 }
+COMMAND = ["pseudolangevin", "demo"]
+"""What a demo's provenance notes, by which it is known again."""
+FILES = {"config.toml", "provenance.json", "trace.zarr", "weights.zarr", "checkpoints", "committed.json"}
+FILES |= {"metrics.jsonl", "log.txt", "lock", "demo.png", "report.html"}
+"""What a demo leaves."""
 
 
 def run_demo(out: Path, *, console: Console | None = None) -> int:
@@ -51,9 +62,9 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
         f"The paper's network of 11 160 weights: {settings.num_chains} chains at each of T = "
         f"{', '.join(f'{t:g}' for t in settings.temperatures or [])}, {settings.num_steps:,} steps, from Adam."
     )
-    outcome = runs.start(settings, out, command=["pseudolangevin", "demo"])
+    outcome = runs.start(settings, out, command=COMMAND)
     if outcome.interrupted:
-        console.print(f"interrupted; continue with `pseudolangevin resume {out}`")
+        console.print(f"interrupted; continue with `{_command('resume', out)}`", highlight=False, soft_wrap=True)
         return 130
     result = runs.load(out)
     published = published_averages(
@@ -71,7 +82,7 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     console.print(f"done in {time.perf_counter() - started:.0f} s", highlight=False)
     console.print(f"  picture  {out / 'demo.png'}\n  report   {report}   (open it in a browser)", soft_wrap=True)
     console.print(
-        f"  check    the certificate: {verdict.verdict}; line by line: .venv/bin/pseudolangevin check {out}\n"
+        f"  check    the certificate: {verdict.verdict}; line by line: {_command('check', out)}\n"
         "           (a few minutes are too short for one that passes; its last line says how much longer it takes)",
         soft_wrap=True,
     )
@@ -105,13 +116,47 @@ def with_error(value: Average) -> str:
     return f"{value.mean:.{digits}f}({round(error * 10**digits)})"
 
 
+def _command(name: str, path: Path) -> str:
+    """A command on a run folder as it can be typed here: by the program's plain name only where that finds it."""
+    called = Path(sys.argv[0])
+    program = shlex.join([sys.executable, "-m", "pseudolangevin"])
+    if called.name == "pseudolangevin":
+        found = shutil.which(called.name)
+        plain = found is not None and Path(found).resolve() == called.resolve()
+        program = called.name if plain else shlex.quote(sys.argv[0])
+    return f"{program} {name} {shlex.quote(str(path))}"
+
+
 def _make_room(out: Path, console: Console) -> None:
     """Put an older demo aside, in place of the one before it; leave anything else alone."""
-    if not out.exists() or not any(out.iterdir()):
+    if not out.exists() or (out.is_dir() and not {entry.name for entry in out.iterdir()} - HARMLESS):
         return
-    if not (out / "demo.png").exists() and not (out / "config.toml").exists():
-        raise ConfigError([f"{out} is not empty and not a demo; choose another folder with --out"])
-    aside = out.with_name(out.name + "-before")
-    shutil.rmtree(aside, ignore_errors=True)
-    out.rename(aside)
-    console.print(f"the demo of before is now in {aside}", highlight=False)
+    place = out.resolve()
+    aside = place.parent / f"{place.name}-before"
+    for folder in (place, aside):
+        if not folder.exists() and not folder.is_symlink():
+            continue
+        if Path.cwd().is_relative_to(folder):
+            raise ConfigError([f"{folder} is the folder you are in, or above it; choose another folder with --out"])
+        if not _is_demo(folder):
+            raise ConfigError(
+                [f"{folder} holds something other than a plain demo; move it away, or choose another folder with --out"]
+            )
+    with locked(RunFolder(place)):
+        if aside.exists():
+            with locked(RunFolder(aside)):
+                shutil.rmtree(aside)
+        place.rename(aside)
+        RunFolder(aside).lock.unlink()
+    place.mkdir()
+    console.print(f"the demo of before is now in {aside}", highlight=False, soft_wrap=True)
+
+
+def _is_demo(path: Path) -> bool:
+    """Whether a folder holds what this command leaves: no run made otherwise, no longer one, no files of anyone's."""
+    if path.is_symlink() or not path.is_dir() or read_provenance(path).get("command") != COMMAND:
+        return False
+    num_steps = find_number(read_config(path), "num_steps")
+    if num_steps is None or num_steps > NUM_STEPS:
+        return False
+    return all(entry.name in FILES or entry.name.endswith(".partial") for entry in path.iterdir())

@@ -138,6 +138,31 @@ def test_bad_requests_get_one_line(arguments, words, capsys):
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+def test_tables_or_json_are_printed_and_a_file_is_written(monkeypatch, capsys, tmp_path):
+    row = {"kind": "row", "num_weights": SIZE, "implementation": "pseudolangevin", "sampler": "adam", "num_chains": 2}
+    row |= {"seconds_per_step": 1e-3, "seconds_per_gradient": 1e-3, "flops_per_second": 1e9}
+    monkeypatch.setattr(driver, "_results", lambda task: iter([("row", row)] if task["task"] == "steps" else []))
+    monkeypatch.setattr(driver, "ratios", lambda rows: [])
+    command = ["bench", "--sizes", str(SIZE), "--no-peers", "--no-scaling", "--no-recording"]
+    assert cli.run(command) == 0
+    printed = capsys.readouterr()
+    assert "time of a step" in printed.out
+    assert not printed.err
+
+    file = tmp_path / "new" / "bench.json"
+    assert cli.run([*command, "--json", "--out", str(file)]) == 0
+    printed = capsys.readouterr()
+    content = json.loads(printed.out)  # and nothing else
+    assert content["rows"][0]["seconds_per_step"] == 1e-3
+    assert "time of a step" in printed.err
+    assert json.loads(file.read_text()) == content
+
+    assert cli.run([*command, "--json", str(file)]) == 2  # a flag, without a file
+    assert "unexpected extra argument" in capsys.readouterr().err
+    assert cli.run([*command, "--out", str(tmp_path)]) == 2
+    assert f"error: {tmp_path}: Is a directory; check the path" in capsys.readouterr().err
+
+
 def test_the_problem_is_the_papers():
     for size in PUBLISHED_SIZES:
         shapes = jax.eval_shape(Problem(size).network().init, jax.random.key(0))

@@ -273,7 +273,13 @@ def test_one_chain_at_one_temperature_can_pass(correct_run):
     assert any("two chains" in note for note in certificate.notes)
 
 
-@pytest.mark.parametrize("wrong", [{"tolerance": 0}, {"burn_in": 1.0}, {"noise_draws": -1}, {"layer_tolerance": "x"}])
+@pytest.mark.parametrize(
+    "wrong", [{"tolerance": 0}, {"burn_in": 1.0}, {"noise_draws": -1}, {"noise_draws": 1}, {"layer_tolerance": "x"}]
+)
 def test_bad_arguments_are_named(correct_run, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         pl.certificate(correct_run, **wrong)
+
+
+def test_two_noise_draws_are_enough_to_say_something(correct_run):
+    assert any(line.name.startswith("noise") for line in pl.certificate(correct_run, noise_draws=2).lines)

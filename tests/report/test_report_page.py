@@ -378,7 +378,7 @@ def test_write_report_of_a_folder(tmp_path: Path) -> None:
     assert "my run" in text
     # This folder has no checkpoint, so no certificate can be made of it, and the page says why.
     assert "The certificate could not be computed" in text
-    assert list(run.glob("*.part")) == []
+    assert list(run.glob("*.partial")) == []
     # One that is given is shown, and not computed again.
     assert (
         "Certificate holds" in write_report(run, Certificate((HELD,), (), "pseudo_langevin", 12_345, 0.25)).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 import zarr
 
-from pseudolangevin import cli
+from pseudolangevin import cli, runs
+from pseudolangevin.report import write
 from pseudolangevin.store.folder import RunFolder
 from pseudolangevin.store.lock import locked
 from pseudolangevin.store.writer import RunWriter
@@ -58,7 +60,7 @@ def test_a_chain_that_stops_is_reported_by_the_exit_code(tmp_path, capsys):
         text + '[sampler]\nname = "adam"\nbatch_size = 10\nlearning_rate = 1e38\n[start]\nkind = "random"\n'
     )
     assert cli.run(["sample", str(file), "--out", str(out)]) == 1
-    assert "4 chains" in (captured := capsys.readouterr().err) or "2 chains ended early" in captured
+    assert "2 chains ended early" in capsys.readouterr().err
     assert "turned non-finite" in (out / "log.txt").read_text()
     assert cli.run(["resume", str(out), "--steps", "500"]) == 1
 
@@ -68,6 +70,49 @@ def test_check(copy, capsys):
     verdict = json.loads(capsys.readouterr().out)
     assert code == (0 if verdict["passed"] else 1)
     assert {line["name"] for line in verdict["lines"]}
+
+
+def test_check_needs_two_draws_or_none(copy, capsys):
+    assert cli.run(["check", str(copy), "--noise-draws", "1"]) == 2
+    assert "noise_draws = 1 has no spread; pass 2 or more, or 0" in assert_one_clear_line(capsys)
+    for draws in ("0", "2"):
+        assert cli.run(["check", str(copy), "--noise-draws", draws]) in (0, 1)
+
+
+def test_a_report_that_cannot_be_written(copy, capsys, monkeypatch):
+    (copy / "report.html").mkdir()
+    monkeypatch.setattr(write, "report_html", lambda *arguments, **more: "a page")
+    monkeypatch.setattr(write, "_certificate", lambda path: (None, "not looked at"))
+    assert cli.run(["report", str(copy)]) == 2
+    assert f"{copy}/report.html: Is a directory; check the path" in assert_one_clear_line(capsys)
+    assert not list(copy.glob("*.partial"))
+
+    def refuse(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir / "tmp123"))
+
+    monkeypatch.setattr(write.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(write, "_certificate", lambda path: pytest.fail("made for nothing"))
+    assert cli.run(["report", str(copy)]) == 2
+    assert f"{copy}/report.html cannot be written: Permission denied; make" in assert_one_clear_line(capsys)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_before_or_after_the_run(tmp_path, copy, capsys, monkeypatch, number):
+    """A run that has begun is resumable, and only that."""
+    file, out = tmp_path / "run.toml", tmp_path / "out"
+    file.write_text(SMALL_RUN)
+    for name in ("start", "resume"):
+        monkeypatch.setattr(runs, name, lambda *arguments, **more: os.kill(os.getpid(), number))
+    for command, words in [
+        (["sample", str(file), "--out", str(out)], "sample did not finish; start it again"),
+        (["demo", "--out", str(out)], "demo did not finish; start it again"),
+        (["sample", str(file), "--out", str(copy)], f"continue with `pseudolangevin resume {copy}`"),
+        (["resume", str(copy)], f"continue with `pseudolangevin resume {copy}`"),
+    ]:
+        assert cli.run(command) == 130
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("interrupted: ")
+        assert line.endswith(words)
 
 
 def test_locked_folder(copy, capsys):

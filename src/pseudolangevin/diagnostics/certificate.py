@@ -123,7 +123,8 @@ def certificate(
         ensemble_error: standard error to which the slope of ln[P2(U)/P1(U)] must be known, relative, for that line to
             pass.
         burn_in: share of the records discarded at the start of every chain; equilibrium is judged on the rest.
-        noise_draws: mini-batch gradients drawn at the final weights of every chain; 0 leaves these lines out.
+        noise_draws: mini-batch gradients drawn at the final weights of every chain, 2 or more; 0 leaves these lines
+            out.
         key: seed of those draws.
 
     Example:
@@ -139,7 +140,7 @@ def certificate(
     ]:
         check_positive(name, value)
     check_interval("burn_in", burn_in, 0.0, 0.95, "it is the share of the records to discard")
-    check_integer("noise_draws", noise_draws, minimum=0)
+    check_noise_draws(noise_draws)
     tolerances = Tolerances(tolerance, layer_tolerance, ks_tolerance, rhat_tolerance, ensemble_error)
     run = _Run(result, tolerances, burn_in, noise_draws)
     notes = []
@@ -164,6 +165,13 @@ def certificate(
     lines.sort(key=lambda line: (order.index(line.temperature), line.chain is None, line.chain or 0))
     noise = tuple(run.histograms)
     return Certificate(tuple(lines), tuple(notes), result.sampler.name, result.num_weights, burn_in, noise, run.length)
+
+
+def check_noise_draws(noise_draws: Any) -> None:
+    """Refuse a number of draws that nothing can be learned from: the spread of noise takes two of them."""
+    check_integer("noise_draws", noise_draws, minimum=0)
+    if noise_draws == 1:
+        raise ValueError("noise_draws = 1 has no spread; pass 2 or more, or 0 to leave the noise out")
 
 
 class _Run:

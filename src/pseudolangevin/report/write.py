@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..runfiles import (
     read_trace,
 )
 from ..runs import load
-from ..store.folder import RunFolderError
+from ..store.folder import RunFolderError, write_atomically
 from .page import report_html
 
 
@@ -43,6 +43,8 @@ def write_report(run_dir: str | Path, certificate: Certificate | None = None) ->
     trace = read_trace(path)
     if trace is None:
         raise RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
+    page = path / "report.html"
+    _check_writable(page)
     samples = read_samples(path)
     config, provenance = read_config(path), read_provenance(path)
     error = ""
@@ -57,10 +59,18 @@ def write_report(run_dir: str | Path, certificate: Certificate | None = None) ->
         "certificate_error": error,
         "written_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
-    page = path / "report.html"
     discard = DEFAULT_DISCARD if certificate is None else certificate.burn_in
-    _write_whole(page, report_html(trace, info, certificate, samples=samples, discard=discard))
+    write_atomically(page, report_html(trace, info, certificate, samples=samples, discard=discard))
     return page
+
+
+def _check_writable(page: Path) -> None:
+    """Refuse a folder that cannot be written before the certificate, which takes long, is computed for nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=page.parent):
+            pass
+    except OSError as error:
+        raise RunFolderError(f"{page} cannot be written: {error.strerror}; make the folder writable") from error
 
 
 def _certificate(path: Path) -> tuple[Certificate | None, str]:
@@ -89,10 +99,3 @@ def _num_weights(
     if isinstance(sizes, list) and len(sizes) > 1 and all(isinstance(size, int) for size in sizes):
         return sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
     return None
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Replace the file in one go, so that a reader never sees half a page."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
