@@ -160,7 +160,7 @@ def test_tables_or_json_are_printed_and_a_file_is_written(monkeypatch, capsys, t
     assert cli.run([*command, "--json", str(file)]) == 2  # a flag, without a file
     assert "unexpected extra argument" in capsys.readouterr().err
     assert cli.run([*command, "--out", str(tmp_path)]) == 2
-    assert f"error: {tmp_path}: Is a directory; check the path" in capsys.readouterr().err
+    assert f"error: --out {tmp_path}: is a folder; give a .json file" in capsys.readouterr().err
 
 
 def test_the_problem_is_the_papers():
