@@ -6,7 +6,9 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # Most of the tests' time would be XLA's. Children inherit these settings; they must stand before JAX is imported.
@@ -54,3 +56,11 @@ def small_task() -> SmallTask:
     network = pl.models.feedforward((20, 10, 10, 4), output_activation="identity")
     potential = pl.classification(network.apply, weight_decay=5.0)
     return SmallTask(train, test, network, potential, network.init(jax.random.key(1)))
+
+
+@pytest.fixture
+def _answers_ctrl_c() -> Iterator[None]:
+    """A process that was started in the background may ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

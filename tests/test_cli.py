@@ -218,6 +218,7 @@ def test_reproduce_tries_its_folder_before_it_computes(tmp_path, capsys, monkeyp
         assert f"out = {str(out)!r} cannot be written: {why}; choose another folder" in assert_one_clear_line(capsys)
 
 
+@pytest.mark.usefixtures("_answers_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_where_there_is_nothing_to_resume(number, tmp_path, capsys, monkeypatch):
     (tmp_path / "run.toml").write_text(SMALL_RUN)

@@ -165,8 +165,8 @@ def test_averages_stand_above_the_published_ones():
     published = published_averages(11_160, {"weight_decay": 10.0611, "num_train": 55_800})
     table = demo.averages_table(trace, published)
     rows = list(zip(*(list(column.cells) for column in table.columns), strict=True))
-    assert ("3e-05", "measured", "0.25", "512", "0.125", "1", "1") in rows
-    assert rows[-1][0] == "4.5e-05"  # nothing was published there
+    assert ("3e-5", "measured", "0.25", "512", "0.125", "1", "1") in rows
+    assert rows[-1][0] == "4.5e-5"  # nothing was published there
     beside = [row for row in rows if row[1] == "published pL"]
     assert len(beside) == 1
     value = next(p for p in published if p.label == "published pL").at(3e-5, "loss")

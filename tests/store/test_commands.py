@@ -96,6 +96,7 @@ def test_a_report_that_cannot_be_written(copy, capsys, monkeypatch):
     assert f"{copy}/report.html cannot be written: Permission denied; make" in assert_one_clear_line(capsys)
 
 
+@pytest.mark.usefixtures("_answers_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_before_or_after_the_run(tmp_path, copy, capsys, monkeypatch, number):
     """A run that has begun is resumable, and only that."""
