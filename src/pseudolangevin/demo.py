@@ -93,7 +93,10 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
 def averages_table(trace: xr.Dataset, published: list[PublishedAverages]) -> Table:
     """Averages by temperature, each published value below its own."""
     table = Table(
-        title=f"averages over the last {1 - BURN_IN:.0%} of the records", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title=f"averages over the last {1 - BURN_IN:.0%} of the records",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for heading in ("T", "", "loss", "|w|²", "error", "kinetic/T", "virial/T"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True, min_width=5)
