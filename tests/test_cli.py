@@ -215,7 +215,7 @@ def test_reproduce_tries_its_folder_before_it_computes(tmp_path, capsys, monkeyp
     (tmp_path / "file").write_text("")
     for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "results", "Not a directory")):
         assert cli.run(["reproduce", "noise", "--out", str(out)]) == 2
-        assert f"out = {str(out)!r} cannot be written: {why}; choose another folder" in assert_one_clear_line(capsys)
+        assert f"{out} cannot be written: {why}; make it writable" in assert_one_clear_line(capsys)
 
 
 @pytest.mark.usefixtures("_answers_ctrl_c")

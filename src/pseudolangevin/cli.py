@@ -242,7 +242,7 @@ def tune(
     """Find the settings that diffuse fastest on this machine within a bias budget, at the lowest temperature.
 
     For pseudo_langevin: batch size, temperature ratio, friction; for hybrid_monte_carlo: time step, leapfrog steps.
-    Exit 1 when no candidate is shown to keep the budget.
+    Exit 1 when no candidate was found within the budget.
     """
     from . import config
     from .tuning.command import tune_settings

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,10 +91,10 @@ def test_a_report_that_cannot_be_written(copy, capsys, monkeypatch):
     def refuse(dir: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir / "tmp123"))
 
-    monkeypatch.setattr(write.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(write, "_certificate", lambda path: pytest.fail("made for nothing"))
     assert cli.run(["report", str(copy)]) == 2
-    assert f"{copy}/report.html cannot be written: Permission denied; make" in assert_one_clear_line(capsys)
+    assert f"{copy} cannot be written: Permission denied; make it writable" in assert_one_clear_line(capsys)
 
 
 @pytest.mark.usefixtures("_answers_ctrl_c")

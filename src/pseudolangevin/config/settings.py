@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from inspect import signature
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, PlainValidator, field_validator, model_validator
@@ -42,8 +43,7 @@ included, also where the run takes fifteen seconds. It is a multiple of the shor
 interval, so segments of one length do."""
 FAR_OFF = 4.0
 """A default interval may be off by this factor."""
-REFRESH_EVERY = 5_000
-"""The shortest refresh interval by default."""
+REFRESH_EVERY: int = signature(pseudo_langevin).parameters["refresh_every"].default
 MAX_RECORDS = 10_000_000
 MAX_SEED = 2**32 - 1
 TAGS = {"task": ("kind", "spin_vectors"), "sampler": ("name", "pseudo_langevin"), "start": ("kind", "adam")}

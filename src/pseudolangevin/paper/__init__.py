@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+
+from ..store.folder import check_writable
 
 MODULES = {
     "noise": "noise",
@@ -32,7 +33,7 @@ def reproduce(names: str | Sequence[str], scale: str, out: Path) -> int:
             raise ValueError(f"name = {name!r}: choose one of {', '.join(MODULES)}")
     if scale not in SCALES:
         raise ValueError(f"scale = {scale!r}: choose one of {', '.join(SCALES)}")
-    _check_writable(out)
+    check_writable(out)
     passed = True
     for name in chosen:
         reproduction = import_module(f".{MODULES[name]}", __package__).reproduce(scale, out)
@@ -41,13 +42,3 @@ def reproduce(names: str | Sequence[str], scale: str, out: Path) -> int:
         print(f"{out / name}.json, {out / name}.png ({reproduction.seconds:.0f} s)", flush=True)
         passed &= reproduction.passed
     return 0 if passed else 1
-
-
-def _check_writable(out: Path) -> None:
-    """Refuse a folder that cannot be written, before hours of work are put into it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise ValueError(f"out = {str(out)!r} cannot be written: {error.strerror}; choose another folder") from error

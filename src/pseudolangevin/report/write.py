@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ..runfiles import (
     read_trace,
 )
 from ..runs import load
-from ..store.folder import RunFolderError, write_atomically
+from ..store.folder import RunFolderError, check_writable, write_atomically
 from .page import report_html
 
 
@@ -43,8 +42,8 @@ def write_report(run_dir: str | Path, certificate: Certificate | None = None) ->
     trace = read_trace(path)
     if trace is None:
         raise RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
+    check_writable(path)
     page = path / "report.html"
-    _check_writable(page)
     samples = read_samples(path)
     config, provenance = read_config(path), read_provenance(path)
     error = ""
@@ -62,15 +61,6 @@ def write_report(run_dir: str | Path, certificate: Certificate | None = None) ->
     discard = DEFAULT_DISCARD if certificate is None else certificate.burn_in
     write_atomically(page, report_html(trace, info, certificate, samples=samples, discard=discard))
     return page
-
-
-def _check_writable(page: Path) -> None:
-    """Refuse a folder that cannot be written before the certificate, which takes long, is computed for nothing."""
-    try:
-        with tempfile.TemporaryFile(dir=page.parent):
-            pass
-    except OSError as error:
-        raise RunFolderError(f"{page} cannot be written: {error.strerror}; make the folder writable") from error
 
 
 def _certificate(path: Path) -> tuple[Certificate | None, str]:

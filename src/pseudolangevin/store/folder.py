@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,18 @@ class RunFolder:
                 file.write(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}  {line}\n")
         except OSError:
             pass
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before hours of work are put into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be written: {error.strerror}; make it writable, or choose another folder"
+        ) from error
 
 
 def write_atomically(path: Path, text: str) -> None:
