@@ -191,6 +191,16 @@ def test_crashes_while_a_run_is_made_shorter(tmp_path, finished, monkeypatch):
     assert_same_run(path, finished)
 
 
+def test_crashes_while_what_is_beyond_the_checkpoint_is_erased(tmp_path, finished, monkeypatch):
+    """The last checkpoint is at step 390 where 400 were recorded and committed."""
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    checkpoints.Checkpoints(path / "checkpoints").clean(newer_than=390)
+    faults = Faults(monkeypatch, Crash())
+    assert faults.at_every_write(lambda: go_on(path), then=lambda: assert_readable(path)) > 15
+    assert_same_run(path, finished)
+
+
 @pytest.mark.parametrize("name", ["draw/zarr.json", "step/c/0", "zarr.json"])
 def test_coordinates_and_lengths_are_repaired(tmp_path, finished, name):
     """What follows from the settings is written again, also where an older version left it of the wrong length."""

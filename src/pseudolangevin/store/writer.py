@@ -60,9 +60,8 @@ class RunWriter:
     ) -> None:
         """Open the stores at a checkpoint; `written` records were on disk."""
         num_records = plan.num_steps // plan.record_every
-        if written > num_records:  # the run is made shorter: first say so, as the stores are cut file by file
-            every = recording.keep_weights_every
-            _write_committed(folder, num_records, num_records // every if every else 0)
+        if written > at.records:  # first say so: what is beyond the checkpoint is erased file by file
+            _write_committed(folder, at.records, at.kept)
         self._folder, self._plan, self._at = folder, plan, at
         self._trace = TraceWriter(
             folder.trace, plan.empty_trace(states), num_records, recorded=at.records, written=written
