@@ -1,0 +1,105 @@
+"""Short chains of every sampler, to compare with those recorded in `fixtures/chains.json`.
+
+`python -m tests.same_chains` records them again; do that only where a change of the chains is intended and stands in
+the changelog.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pseudolangevin as pl
+
+FIXTURE = Path(__file__).parent / "fixtures" / "chains.json"
+
+
+def samplers() -> dict[str, tuple[Any, int]]:
+    """Every sampler on a small classifier, and the number of steps."""
+    train, _ = pl.tasks.spin_vectors(
+        jax.random.key(0), num_train=400, num_test=10, dimension=6, num_classes=3, flip_probability=0.2
+    )
+    network = pl.models.feedforward((6, 5, 4, 3), output_activation="identity")
+    potential = pl.classification(network.apply, weight_decay=0.5)
+    plain = pl.classification(lambda w, x: network.apply(w, x), weight_decay=0.5)
+    return {
+        "pseudo_langevin": (
+            pl.pseudo_langevin(potential, train, batch_size=40, temperature_ratio=0.05, refresh_every=80),
+            200,
+        ),
+        "pseudo_langevin, variance from mini-batches": (
+            pl.pseudo_langevin(
+                plain,
+                train,
+                batch_size=40,
+                refresh_every=96,
+                variance_from="minibatches",
+                reset_probability=0.5,
+                warmup_refreshes=1,
+                masses_per="row",
+            ),
+            200,
+        ),
+        "naive_pseudo_langevin": (
+            pl.naive_pseudo_langevin(potential, train, batch_size=40, time_step=0.005, refresh_every=100),
+            200,
+        ),
+        "naive_pseudo_langevin, nothing subtracted": (
+            pl.naive_pseudo_langevin(potential, train, batch_size=40, time_step=0.02, subtract_variance=False),
+            200,
+        ),
+        "full_batch_langevin": (pl.full_batch_langevin(potential, train, time_step=0.1, chunk_size=128), 200),
+        "hybrid_monte_carlo": (
+            pl.hybrid_monte_carlo(potential, train, num_leapfrog_steps=5, time_step=0.1, warmup_moves=50),
+            200,
+        ),
+        "minibatch_hybrid_monte_carlo": (
+            pl.minibatch_hybrid_monte_carlo(
+                potential, train, batch_size=40, num_leapfrog_steps=3, time_step=0.02, warmup_moves=50
+            ),
+            200,
+        ),
+        "adam": (pl.adam(potential, train, batch_size=40, learning_rate=1e-3, decay_factor=0.8, decay_epochs=5), 200),
+    }
+
+
+def run(name: str) -> dict[str, Any]:
+    """The trace and the final weights of two chains at one or two temperatures."""
+    sampler, num_steps = samplers()[name]
+    weights = pl.models.feedforward((6, 5, 4, 3), output_activation="identity").init(jax.random.key(1))
+    if jax.config.read("jax_enable_x64"):
+        weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), weights)
+    temperatures = None if name == "adam" else [1e-4, 1e-3]
+    result = pl.sample(
+        sampler, weights, temperatures=temperatures, num_chains=2, num_steps=num_steps, record_every=20, key=3
+    )
+    trace = {
+        variable: np.asarray(values.values, np.float64).ravel().tolist()
+        for variable, values in result.trace.data_vars.items()
+        if variable in ("loss", "squared_norm", "error", "kinetic_temperature", "virial_temperature", "acceptance")
+    }
+    flat = np.concatenate([np.asarray(w, np.float64).ravel() for w in jax.tree.leaves(result.weights)])
+    return {"trace": trace, "weights": flat.tolist()}
+
+
+def run_in_double_precision(name: str) -> dict[str, Any]:
+    """The same in a process of its own, where JAX computes in float64."""
+    code = f"import json; from tests.same_chains import run; print(json.dumps(run({name!r})))"
+    environment = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    chains = {name: run(name) for name in samplers()}
+    chains["pseudo_langevin, float64"] = run_in_double_precision("pseudo_langevin")
+    rounded = json.loads(json.dumps(chains), parse_float=lambda text: float(f"{float(text):.9g}"))
+    FIXTURE.write_text(json.dumps(rounded))
