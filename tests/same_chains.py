@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests import conftest  # noqa: F401, I001: the settings of the compiler that the tests have
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +31,7 @@ def samplers() -> dict[str, tuple[Any, int]]:
     )
     network = pl.models.feedforward((6, 5, 4, 3), output_activation="identity")
     potential = pl.classification(network.apply, weight_decay=0.5)
-    plain = pl.classification(lambda w, x: network.apply(w, x), weight_decay=0.5)
+    plain = pl.classification(lambda w, x: 1.0 * network.apply(w, x), weight_decay=0.5)
     return {
         "pseudo_langevin": (
             pl.pseudo_langevin(potential, train, batch_size=40, temperature_ratio=0.05, refresh_every=80),
@@ -74,7 +76,9 @@ def samplers() -> dict[str, tuple[Any, int]]:
 def run(name: str) -> dict[str, Any]:
     """The trace and the final weights of two chains at one or two temperatures."""
     sampler, num_steps = samplers()[name]
-    weights = pl.models.feedforward((6, 5, 4, 3), output_activation="identity").init(jax.random.key(1))
+    shapes = pl.models.feedforward((6, 5, 4, 3)).init(jax.random.key(1))
+    random = np.random.default_rng(1)  # the same bits on every machine: the noise depends on the bits of the start
+    weights = jax.tree.map(lambda w: jnp.asarray(random.uniform(-0.5, 0.5, w.shape), jnp.float32), shapes)
     if jax.config.read("jax_enable_x64"):
         weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), weights)
     temperatures = None if name == "adam" else [1e-4, 1e-3]
@@ -90,16 +94,15 @@ def run(name: str) -> dict[str, Any]:
     return {"trace": trace, "weights": flat.tolist()}
 
 
-def run_in_double_precision(name: str) -> dict[str, Any]:
-    """The same in a process of its own, where JAX computes in float64."""
-    code = f"import json; from tests.same_chains import run; print(json.dumps(run({name!r})))"
+def run_in_double_precision() -> dict[str, Any]:
+    """All of them in a process of its own, where JAX computes in float64."""
+    code = "import json; from tests.same_chains import *; print(json.dumps({name: run(name) for name in samplers()}))"
     environment = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
-    chains = {name: run(name) for name in samplers()}
-    chains["pseudo_langevin, float64"] = run_in_double_precision("pseudo_langevin")
-    rounded = json.loads(json.dumps(chains), parse_float=lambda text: float(f"{float(text):.9g}"))
+    recorded = {"float32": {name: run(name) for name in samplers()}, "float64": run_in_double_precision()}
+    rounded = json.loads(json.dumps(recorded), parse_float=lambda text: float(f"{float(text):.9g}"))
     FIXTURE.write_text(json.dumps(rounded))
