@@ -1,6 +1,7 @@
 """Short chains of every sampler, to compare with those recorded in `fixtures/chains.json`.
 
-`python -m tests.same_chains` records them again; do that only where a change of the chains is intended and stands in
+`record()` writes them again: call it after `import tests.conftest` (the settings of the compiler matter), and only
+where a change of the chains is intended and stands in
 the changelog.
 """
 
@@ -13,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests import conftest  # noqa: F401, I001: the settings of the compiler that the tests have
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,8 @@ def run_in_double_precision() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-if __name__ == "__main__":
+def record() -> None:
+    """Write the fixture."""
     recorded = {"float32": {name: run(name) for name in samplers()}, "float64": run_in_double_precision()}
     rounded = json.loads(json.dumps(recorded), parse_float=lambda text: float(f"{float(text):.9g}"))
     FIXTURE.write_text(json.dumps(rounded))
