@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
