@@ -8,6 +8,7 @@ function of the weights there is no potential U, hence no distribution exp(-U/T)
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,9 @@ def layer_error(framework: str, path: str, layer: Any, why: str, remedy: str) ->
     )
 
 
-def missing_error(extra: str, error: ImportError) -> ImportError:
-    """Return the error for a framework that is not installed."""
-    return ImportError(f"{error}; install the extra: pip install 'pseudolangevin[{extra}]'")
+def load_optional(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{error}; install the extra: pip install 'pseudolangevin[{extra}]'") from None

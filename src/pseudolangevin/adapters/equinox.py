@@ -8,7 +8,7 @@ import jax
 
 from .. import _trees
 from .._trees import Array, Weights
-from . import Model, layer_error, missing_error
+from . import Model, layer_error, load_optional
 
 
 def from_equinox(module: Any, state: Any | None = None) -> Model:
@@ -25,10 +25,7 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
         >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
         >>> sampled = model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
     """
-    try:
-        import equinox as eqx  # noqa: PLC0415 (an optional dependency)
-    except ImportError as error:
-        raise missing_error("equinox", error) from None
+    eqx = load_optional("equinox", "equinox")
     if not isinstance(module, eqx.Module):
         raise ValueError(f"module = {module!r} is not an equinox.Module; pass one, after its __init__")
     _check_layers(eqx.nn, module, has_state=state is not None)

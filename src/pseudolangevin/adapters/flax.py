@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import _trees
 from .._trees import Array, Weights
-from . import Model, layer_error, missing_error
+from . import Model, layer_error, load_optional
 
 
 def from_flax(module: Any) -> Model:
@@ -26,10 +26,7 @@ def from_flax(module: Any) -> Model:
         >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
         >>> model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
     """
-    try:
-        from flax import nnx  # noqa: PLC0415 (an optional dependency)
-    except ImportError as error:
-        raise missing_error("flax", error) from None
+    nnx = load_optional("flax.nnx", "flax")
     if not isinstance(module, nnx.Module):
         raise ValueError(
             f"module = {module!r} is not an nnx.Module; for the older flax.linen pass module.apply and its params "

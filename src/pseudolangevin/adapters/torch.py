@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _trees
 from .._trees import Array, Weights
-from . import Model, layer_error, missing_error
+from . import Model, layer_error, load_optional
 
 
 def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Model:
@@ -32,11 +32,7 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
         >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
         >>> model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights)).state_dict()  # doctest: +SKIP
     """
-    try:
-        import torch  # noqa: PLC0415 (an optional dependency)
-        import torch2jax  # noqa: PLC0415
-    except ImportError as error:
-        raise missing_error("torch", error) from None
+    torch, torch2jax = load_optional("torch", "torch"), load_optional("torch2jax", "torch")
     if not isinstance(module, torch.nn.Module):
         raise ValueError(f"module = {module!r} is not a torch.nn.Module; pass one, after its __init__")
     _check_layers(torch.nn.modules, module)
