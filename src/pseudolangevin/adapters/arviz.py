@@ -11,6 +11,7 @@ import xarray as xr
 
 from .._trees import Weights, named_leaves
 from ..chains import Result
+from ..observables import OBSERVABLES
 
 
 def to_arviz(result: Result, temperature: float | None = None) -> Any:
@@ -30,7 +31,9 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
         >>> arviz.summary(to_arviz(result, 3e-5).isel(draw=second_half), round_to="none")  # doctest: +SKIP
     """
     trace = _select(result.trace, temperature)
-    sampled = [name for name in trace.data_vars if not trace[name].attrs.get("about_sampler")]
+    physical = ("loss", "potential", "squared_norm", "error", "test_loss", "test_error")
+    physical += ("kinetic_temperature", "virial_temperature", "layer_virial_temperature")
+    sampled = [name for name in trace.data_vars if name in physical or name not in OBSERVABLES]
     return _as_arviz({"posterior": trace[sampled], "sample_stats": trace.drop_vars(sampled)})
 
 
