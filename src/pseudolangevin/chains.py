@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jax.sharding import Mesh
 
 from . import _trees as trees
@@ -35,6 +34,9 @@ from .data.streamed import BLOCKS_AHEAD
 from .observables import OwnObservables
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class ChainStoppedWarning(UserWarning):
@@ -435,6 +437,8 @@ class Run:
 
     def trace(self, records: Mapping[str, np.ndarray], weights: Weights, every: int) -> xr.Dataset:
         """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
+        import xarray as xr  # noqa: PLC0415 (slow to import)
+
         draws = np.arange(records["status"].shape[2])
         coords = {
             "temperature": np.asarray(self.temperatures, np.float64),
