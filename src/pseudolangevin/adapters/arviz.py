@@ -17,18 +17,12 @@ from ..observables import OBSERVABLES
 def to_arviz(result: Result, temperature: float | None = None) -> Any:
     """Return the trace of a result for `arviz.summary`, `arviz.plot_trace` and other functions of ArviZ.
 
-    Observables of the weights and momenta such as `loss` and `kinetic_temperature`, and the user's own, are in the
-    group `posterior`. The records of the sampler about itself, such as `status` and `temperature_ratio`, are in
-    `sample_stats`. For the weights see `samples_to_arviz`.
+    Observables of the weights and momenta, and the user's own, are the group `posterior`; records of the sampler about
+    itself, such as `status` and `temperature_ratio`, are the group `sample_stats`.
 
     Args:
         result: result of `sample` or `load`.
         temperature: the temperature to select; default: all of them, as an additional dimension.
-
-    Example:
-        >>> import arviz  # doctest: +SKIP
-        >>> second_half = slice(result.trace.sizes["draw"] // 2, None)  # doctest: +SKIP
-        >>> arviz.summary(to_arviz(result, 3e-5).isel(draw=second_half), round_to="none")  # doctest: +SKIP
     """
     trace = _select(result.trace, temperature)
     physical = ("loss", "potential", "squared_norm", "error", "test_loss", "test_error")
@@ -38,15 +32,7 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
 
 
 def samples_to_arviz(result: Result, temperature: float | None = None) -> Any:
-    """Return the kept weights of a result, one variable per tensor, named by its path such as `layer1.kernel`.
-
-    Args:
-        result: result of `sample` with `keep_weights_every`, or of `load`.
-        temperature: the temperature to select; default: all of them, as an additional dimension.
-
-    Example:
-        >>> arviz.rhat(samples_to_arviz(result, 3e-5), var_names=["layer3.bias"])  # doctest: +SKIP
-    """
+    """Return the kept weights of a result, one variable per tensor, named by its path such as `layer1.kernel`."""
     if result.samples is None:
         raise ValueError("the result has no samples; run sample(…, keep_weights_every=1)")
     variables = {}
@@ -58,17 +44,15 @@ def samples_to_arviz(result: Result, temperature: float | None = None) -> Any:
 
 
 def samples_from_arviz(data: Any, weights: Weights, group: str = "posterior") -> Weights:
-    """Return weights from an InferenceData or DataTree, of this package or of any other with the same variable names.
+    """Return weights with leading axes (temperature, chain, draw) from the variables that `samples_to_arviz` writes.
+
+    The last draws start new chains: sample(sampler, jax.tree.map(lambda w: w[:, :, -1], samples), …).
 
     Args:
-        data: InferenceData or DataTree with a group that has one variable per tensor of `weights`, named by its path,
-            with dimensions (chain, draw, …) or (temperature, chain, draw, …), in any order, before those of the tensor.
+        data: InferenceData or DataTree of this package, or of any other that names its variables so; the dimensions
+            chain, draw and (optional) temperature come before those of the tensor.
         weights: weights of one chain, for the structure and the shapes.
         group: name of the group.
-
-    Returns:
-        The pytree with leading axes (temperature, chain, draw); temperature has length one if the data have none. The
-        last draws start new chains: sample(sampler, jax.tree.map(lambda w: w[:, :, -1], samples), …).
     """
     try:
         variables = data[group]

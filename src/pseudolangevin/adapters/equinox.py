@@ -15,15 +15,9 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
     """Return the floating-point arrays of an Equinox module as weights, and the module as a function of a batch.
 
     Args:
-        module: any `equinox.Module` for one example, called as module(input) without a random key. To sample only some
-            of its arrays, see `pl.subset`.
+        module: an `equinox.Module`, called on one example as module(input). To sample some of its arrays, use `subset`.
         state: state of a module that is called as module(input, state) and returns (output, state), such as the running
             averages of batch norm in inference mode; it is held fixed.
-
-    Example:
-        >>> model = from_equinox(module)  # doctest: +SKIP
-        >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
-        >>> sampled = model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
     """
     eqx = load_optional("equinox", "equinox")
     if not isinstance(module, eqx.Module):

@@ -21,16 +21,10 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
     layers only, so its translation is compared with PyTorch on `example_inputs`.
 
     Args:
-        module: any `torch.nn.Module` in evaluation mode, called on a batch; a tuple of inputs is passed as several
-            arguments.
+        module: a `torch.nn.Module` in evaluation mode, called on a batch; a tuple of inputs is several arguments.
         example_inputs: at least two examples, as arrays with a leading example axis.
         tolerance: largest difference of the translated outputs from those of PyTorch, relative to the largest output;
             far above rounding, far below a wrong formula.
-
-    Example:
-        >>> model = from_torch(module.eval(), inputs[:4])  # doctest: +SKIP
-        >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
-        >>> model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights)).state_dict()  # doctest: +SKIP
     """
     torch, torch2jax = load_optional("torch", "torch"), load_optional("torch2jax", "torch")
     if not isinstance(module, torch.nn.Module):
@@ -79,12 +73,9 @@ def _check_layers(kinds: Any, module: Any) -> None:
             if layer.running_mean is None:
                 remedy = "build it with track_running_stats=True, then eval()"
             raise layer_error("PyTorch", name, layer, "normalises each example by its batch", remedy)
-        if layer._non_persistent_buffers_set:
-            buffers = ", ".join(sorted(layer._non_persistent_buffers_set))
-            raise ValueError(
-                f"the PyTorch layer {name or type(layer).__name__} has buffers outside its state_dict ({buffers}), "
-                "which torch2jax cannot translate; register them with persistent=True"
-            )
+        if buffers := ", ".join(sorted(layer._non_persistent_buffers_set)):
+            why = f"has buffers outside its state_dict ({buffers}), which torch2jax cannot translate"
+            raise ValueError(f"the PyTorch layer {name or layer} {why}; register them with persistent=True")
 
 
 def _compare(torch: Any, module: Any, model: Model, inputs: Any, tolerance: float) -> None:
@@ -104,12 +95,8 @@ def _compare(torch: Any, module: Any, model: Model, inputs: Any, tolerance: floa
     scale = max(float(np.abs(expected).max()), 1e-6)
     difference = float(np.abs(found - expected).max()) / scale if found.shape == expected.shape else np.inf
     if not difference < tolerance:
-        raise ValueError(
-            f"the translation of this module differs from PyTorch by {difference:.1e} of its largest output; torch2jax "
-            "computes some layer by another formula (GELU: use approximate='tanh'), so replace that layer"
-        )
+        why = "torch2jax computes some layer by another formula (GELU: use approximate='tanh'), so replace that layer"
+        raise ValueError(f"the translation differs from PyTorch by {difference:.1e} of its largest output; {why}")
     if not np.allclose(alone[0], found[0], rtol=0, atol=tolerance * scale):
-        raise ValueError(
-            "the output of an example depends on the other examples of its batch, so the example has no loss of its "
-            "own; call module.eval() first, or remove the layer that mixes examples"
-        )
+        why = "the output of an example depends on the other examples of its batch, so it has no loss of its own"
+        raise ValueError(f"{why}; call module.eval() first, or remove the layer that mixes examples")
