@@ -9,11 +9,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
-from rich.console import Console
+import xarray as xr
 
 from pseudolangevin import cli, demo
-from pseudolangevin.diagnostics.averages import Average
+from pseudolangevin.paper.results import published_averages
 from pseudolangevin.runs import session
 from pseudolangevin.runs.folder import RunFolder, locked
 from tests.runs.small_runs import SMALL_RUN, snapshot
@@ -108,14 +109,14 @@ def test_the_current_folder_stays(tmp_path, capsys, monkeypatch, out):
 def test_a_demo_behind_a_link_is_moved_and_the_link_stays_valid(tmp_path):
     real = make_run(tmp_path / "disk" / "demo", DEMO)
     (tmp_path / "demo").symlink_to(real)
-    demo.move_aside(tmp_path / "demo", Console(quiet=True))
+    demo.move_aside(tmp_path / "demo")
     assert not list((tmp_path / "demo").iterdir())
     assert (tmp_path / "disk" / "demo-1" / "config.toml").is_file()
 
 
 def test_a_folder_without_a_run_stays(tmp_path):
     (tmp_path / "lock").write_text("")  # of a process that was killed before its run began
-    demo.move_aside(tmp_path, Console(quiet=True))
+    demo.move_aside(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
@@ -134,10 +135,17 @@ def test_commands_are_printed_as_they_can_be_typed(tmp_path, monkeypatch):
 
 
 def test_published_values_follow_the_measured_ones():
-    names = ("loss", "squared_norm", "error", "kinetic/T", "virial/T")
-    averages = {name: [Average(0.25, 0.01, 10.0), Average(0.5, 0.01, 10.0)] for name in names}
-    table = demo.averages_table(averages, [3e-5, 4.5e-5], 11_160)
-    assert [column.header for column in table.columns] == ["", "T = 3e-5", "published", "T = 4.5e-5"]
+    temperatures, draws = [3e-5, 4.5e-5], np.ones((2, 2, 40))
+    units = {"loss": 0.25, "squared_norm": 512.0, "error": 0.125}
+    units |= dict.fromkeys(("kinetic_temperature", "virial_temperature"), np.reshape(temperatures, (2, 1, 1)))
+    dims = ("temperature", "chain", "draw")
+    trace = xr.Dataset({name: (dims, unit * draws) for name, unit in units.items()}, {"temperature": temperatures})
+    trace["status"] = (dims, np.zeros(draws.shape, int))
+    trace["loss"][:, :, :20] = 9.0  # discarded
+    table = demo.averages_table(trace, published_averages(11_160, {}))
+    headers = [column.header for column in table.columns]
+    assert headers == ["", "T = 3e-05", "published\nhMC", "published\npL", "T = 4.5e-05"]
     rows = list(zip(*(list(column.cells) for column in table.columns), strict=True))
-    assert rows[0] == ("loss", "0.250 ± 0.010", "0.3249", "0.500 ± 0.010")
-    assert rows[3] == ("kinetic/T", "0.250 ± 0.010", "", "0.500 ± 0.010")
+    assert rows[0] == ("loss", "0.25", "0.3242", "0.3249", "0.25")
+    assert rows[1] == ("|w|²", "512", "357.5", "352", "512")
+    assert rows[3] == ("kinetic/T", "1", "", "", "1")

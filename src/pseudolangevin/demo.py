@@ -14,18 +14,17 @@ from itertools import count
 from pathlib import Path
 
 import xarray as xr
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from .diagnostics import certificate
-from .diagnostics.averages import Average, average_by_temperature, kept
-from .paper.results import published_value
+from .diagnostics.averages import average_by_temperature, kept
+from .paper.results import PublishedAverages, published_averages
 from .runs import session
 from .runs.config import ConfigError, Settings
-from .runs.folder import RunFolder, RunFolderError, locked, read_json
-from .runs.report import write_report
+from .runs.folder import RunFolder, locked, read_or_empty
+from .runs.report import summary_figure, write_report
 
 SETTINGS = {
     "temperatures": [3e-5, 3.5e-5, 4e-5],
@@ -45,28 +44,29 @@ SETTINGS = {
 }
 
 
-def run_demo(out: Path, *, console: Console | None = None) -> int:
+def run_demo(out: Path) -> int:
     """Sample, print the averages, draw the picture, write the report; return the exit code."""
-    console = console or Console(highlight=False, soft_wrap=True)
-    move_aside(out, console)
+    console = Console(highlight=False, soft_wrap=True)
+    if aside := move_aside(out):
+        console.print(f"the earlier demo is now in {aside}")
     started = time.perf_counter()
     settings = Settings.model_validate(SETTINGS)
     temperatures = ", ".join(f"{temperature:g}" for temperature in settings.temperatures or [])
     console.print(
-        f"{settings.num_chains} chains at each of T = {temperatures}, {settings.num_steps:,} steps, from Adam."
+        f"{settings.num_chains} chains at each of T = {temperatures}; {settings.num_steps:,} steps after Adam"
     )
     outcome = session.start(settings, out, command=["pseudolangevin", "demo"])
     if outcome.interrupted:
         console.print(f"interrupted; continue with `{shell_command('resume', out)}`")
         return 130
     result = session.load(out)
-    averages = demo_averages(result.trace)
-    console.print(averages_table(averages, result.trace["temperature"].values.tolist(), result.num_weights))
+    published = published_averages(result.num_weights, {"weight_decay": settings.potential.weight_decay})
+    console.print(averages_table(result.trace, published))
     console.print("Kinetic and virial temperature are divided by T: one at equilibrium.")
     console.print("The published data set is another draw of the same task: data sets differ by a few per cent.")
-    draw(result.trace, averages).savefig(out / "demo.png", dpi=150)
+    summary_figure(result.trace, published).savefig(out / "demo.png", dpi=150)
     verdict = certificate(result)
-    report = write_report(out, verdict)
+    report = write_report(out, certificate=verdict)
     console.print(f"done in {time.perf_counter() - started:.0f} s")
     console.print(f"  picture  {out / 'demo.png'}\n  report   {report}   (open it in a browser)")
     console.print(f"  check    the certificate: {verdict.verdict}; line by line: {shell_command('check', out)}")
@@ -74,79 +74,49 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     return 1 if outcome.stopped_chains else 0
 
 
-def demo_averages(trace: xr.Dataset) -> dict[str, list[Average]]:
-    """Return averages over the second half of the records, by name and temperature."""
+def averages_table(trace: xr.Dataset, published: list[PublishedAverages]) -> Table:
+    """Return a row for every average over the second half of the records, with published values after measured ones."""
     columns = {name: trace[name] for name in ("loss", "squared_norm", "error")}
-    for name in ("kinetic", "virial"):
-        columns[f"{name}/T"] = trace[f"{name}_temperature"] / trace["temperature"]
-    return {name: average_by_temperature(kept(values), trace) for name, values in columns.items()}
-
-
-def averages_table(averages: dict[str, list[Average]], temperatures: list[float], num_weights: int) -> Table:
-    """Return a table with one row per average, and the published value of pseudo-Langevin after the measured one."""
-    table = Table("", title="averages over the second half of the records", box=box.SIMPLE_HEAD)
-    rows: dict[str, list[str]] = {name: [] for name in averages}
-    for index, temperature in enumerate(temperatures):
-        table.add_column(f"T = {temperature:g}".replace("e-0", "e-"), justify="right")
+    columns |= {f"{name}/T": trace[f"{name}_temperature"] / trace["temperature"] for name in ("kinetic", "virial")}
+    rows = {name: [name.replace("squared_norm", "|w|²")] for name in columns}
+    table = Table("", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    averages = {name: average_by_temperature(kept(values), trace) for name, values in columns.items()}
+    for index, temperature in enumerate(trace["temperature"].values.tolist()):
+        table.add_column(f"T = {temperature:g}", justify="right")
         for name, row in rows.items():
             row.append(str(averages[name][index]))
-        known = {
-            name: published_value("thermodynamics", num_weights, "pL", temperature, name)
-            for name in ("loss", "squared_norm", "error")
-        }
-        if None not in known.values():
-            table.add_column("published", justify="right", style="dim")
-            for name, row in rows.items():
-                row.append(f"{known[name]:.4g}" if name in known else "")
-    for name, row in rows.items():
-        table.add_row("|w|²" if name == "squared_norm" else name, *row)
+        for other in published:
+            if other.at(temperature, "loss") is not None:
+                table.add_column(other.label.replace(" ", "\n"), justify="right", style="dim")
+                for name, row in rows.items():
+                    value = other.at(temperature, name)
+                    row.append("" if value is None else f"{value:.4g}")
+    for row in rows.values():
+        table.add_row(*row)
     return table
-
-
-def draw(trace: xr.Dataset, averages: dict[str, list[Average]]) -> Figure:
-    """Return a picture of loss, |w|² and error against temperature, above their traces."""
-    figure = Figure(figsize=(12, 6.5), layout="constrained")
-    axes = figure.subplots(2, 3)
-    for (above, below), name in zip(axes.T, ("loss", "squared_norm", "error"), strict=True):
-        means, errors, _ = zip(*averages[name], strict=True)
-        above.errorbar(trace["temperature"], means, errors, fmt="o-", capsize=2)
-        above.set(xlabel="temperature T", ylabel=f"mean {trace[name].attrs.get('label', name)}")
-        for temperature in trace["temperature"].values:
-            lines = below.plot(trace["step"], trace[name].sel(temperature=temperature).transpose("draw", "chain"), lw=1)
-            for line in lines:
-                line.set(color=lines[0].get_color())
-            lines[0].set_label(f"T = {temperature:g}")
-        below.set(xlabel="steps", ylabel=trace[name].attrs.get("label", name))
-    axes[1, 0].legend(frameon=False)
-    return figure
 
 
 def shell_command(name: str, path: Path) -> str:
     """Return a command on a run folder as it can be typed here."""
     program = shlex.join([sys.executable, "-m", "pseudolangevin"])
     if Path(sys.argv[0]).name == "pseudolangevin":
-        on_path = shutil.which("pseudolangevin")
-        is_plain = on_path is not None and Path(on_path).resolve() == Path(sys.argv[0]).resolve()
-        program = "pseudolangevin" if is_plain else shlex.quote(sys.argv[0])
+        found = shutil.which("pseudolangevin")
+        is_found = found is not None and Path(found).resolve() == Path(sys.argv[0]).resolve()
+        program = "pseudolangevin" if is_found else shlex.quote(sys.argv[0])
     return f"{program} {name} {shlex.quote(str(path))}"
 
 
-def move_aside(out: Path, console: Console) -> None:
-    """Rename the folder of an earlier demo; raise a ConfigError if the folder contains something else."""
+def move_aside(out: Path) -> Path | None:
+    """Rename the folder of an earlier demo and return its new path; raise if the folder contains something else."""
     if not out.exists() or (out.is_dir() and {entry.name for entry in out.iterdir()} <= {"lock", "log.txt"}):
-        return
+        return None
     place = out.resolve()
     if Path.cwd().is_relative_to(place):
         raise ConfigError([f"{place} is the current folder, or contains it; choose another folder with --out"])
-    try:
-        is_demo = read_json(RunFolder(place).provenance).get("command") == ["pseudolangevin", "demo"]
-    except RunFolderError:
-        is_demo = False
-    if not is_demo:
+    if read_or_empty(RunFolder(place).provenance).get("command") != ["pseudolangevin", "demo"]:
         raise ConfigError([f"{place} contains something other than a demo; choose another folder with --out"])
     aside = next(path for number in count(1) if not (path := Path(f"{place}-{number}")).exists())
     with locked(RunFolder(place)):
         place.rename(aside)
-        RunFolder(aside).lock.unlink()
-    place.mkdir()  # `out` may be a link to it
-    console.print(f"the earlier demo is now in {aside}")
+        place.mkdir()  # `out` may be a link to it
+    return aside
