@@ -1,4 +1,4 @@
-"""Progress bar of a run: steps per second, current loss, remaining time; silent if the output is not a terminal."""
+"""Progress bar of a run: steps per second, current loss, remaining time."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -38,23 +37,7 @@ ProcessId = Annotated[int | None, typer.Option(help="Index of this process, from
 Distributed = Annotated[bool, typer.Option("--distributed", help="Join the processes that Slurm or Open MPI started.")]
 
 
-class CommandInterruptedError(Exception):
-    """Interruption by Ctrl-C or SIGTERM of a command that is not recording; the message contains the remedy."""
-
-
-class Commands(TyperGroup):
-    """Group of commands that reports an interruption, where typer would only set the exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command of this context."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise CommandInterruptedError(f"{ctx.invoked_subcommand} did not finish; start it again") from None
-
-
 app = typer.Typer(
-    cls=Commands,
     help="Sample the weights of neural networks from exp(-U/T), with mini-batches.",
     epilog="First time here:  pseudolangevin demo\n\nYour own run:  pseudolangevin sample --print-config > run.toml ; "
     "edit it ; pseudolangevin sample run.toml --out runs/first",
@@ -81,10 +64,7 @@ def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("
         return run_demo(out)
 
 
-@app.command(
-    epilog="pseudolangevin sample --print-config > run.toml\n\npseudolangevin sample run.toml --out runs/first\n\n"
-    "pseudolangevin sample run.toml --set sampler.batch_size=1024 --set 'temperatures=[1e-5, 3e-5]'"
-)
+@app.command(epilog="pseudolangevin sample run.toml --out runs/first --set sampler.batch_size=1024")
 def sample(
     config_file: OptionalConfigFile = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to create (default: runs/DATE-TIME).")] = None,
@@ -95,9 +75,9 @@ def sample(
     process_id: ProcessId = None,
     distributed: Distributed = False,
 ) -> int:
-    """Run the configuration of a TOML file into a run folder.
+    """Run the configuration of a TOML file into a run folder, which contains trace, kept weights and checkpoints.
 
-    The folder contains the trace, kept weights and checkpoints. Ctrl-C stops the run cleanly; `resume` continues it.
+    Ctrl-C stops the run cleanly; `resume` continues it. --print-config makes a file to edit.
     """
     from .runs import config, session
 
@@ -117,10 +97,7 @@ def sample(
         return _report_outcome(session.start(settings, path))
 
 
-@app.command(
-    epilog="pseudolangevin resume runs/first\n\n"
-    "pseudolangevin resume runs/first --steps 1200000   (extends a finished run)"
-)
+@app.command(epilog="pseudolangevin resume runs/first --steps 1200000   (extends a finished run)")
 def resume(
     run_dir: RunDir,
     steps: Annotated[int | None, typer.Option(help="Total number of steps, to extend a run.")] = None,
@@ -130,9 +107,9 @@ def resume(
     process_id: ProcessId = None,
     distributed: Distributed = False,
 ) -> int:
-    """Continue a run: after Ctrl-C, a crash, a full disk, or to extend it.
+    """Continue a run from its newest checkpoint: after Ctrl-C, a crash, a full disk, or to extend it.
 
-    It continues from the newest valid checkpoint; the result equals that of an uninterrupted run to the bit.
+    The result equals that of an uninterrupted run to the bit.
     """
     from .runs import session
 
@@ -171,9 +148,7 @@ def report(run_dir: RunDir) -> int:
 
 
 @app.command(epilog="pseudolangevin watch runs/first")
-def watch(
-    run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Show the state and exit.")] = False
-) -> int:
+def watch(run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Show it and exit.")] = False) -> int:
     """Show a running or finished run in the terminal."""
     from .runs import folder, watch
 
@@ -189,12 +164,11 @@ def temperature(
     figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Find the intermediate temperatures of a configuration, from the training set only.
+    """Find the intermediate temperatures of a configuration, from its training set, network and potential only.
 
-    The data, network and potential of the file are used; its temperatures, sampler and start are not. Exit code 1 if
-    the scan is inconclusive; its notes give the reasons.
+    Exit code 1 if the scan is inconclusive; its notes give the reasons.
     """
-    from .apps.temperature import find_temperature
+    from .apps import temperature as search
     from .runs import build, config
 
     if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
@@ -203,10 +177,10 @@ def temperature(
     experiment = build.build(settings, check_start=False)
     sampler, weights = experiment.run.sampler, experiment.random_weights()
     with build.naming("temperature"):
-        found = find_temperature(sampler.potential, sampler.dataset, weights, epochs=epochs, key=settings.seed)
+        found = search.find_temperature(sampler.potential, sampler.dataset, weights, epochs=epochs, key=settings.seed)
     print(json.dumps(found.to_dict(), indent=2) if as_json else found, flush=True)
     if figure is not None:
-        found.figure().savefig(figure)
+        search.temperature_figure(found).savefig(figure)
     return DONE if found.conclusive else FAILED
 
 
@@ -214,25 +188,26 @@ def temperature(
 def tune(
     config_file: ConfigFile,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(help="Time limit, without the training of the start.")] = 120.0,
-    budget: Annotated[float, typer.Option(help="Largest relative bias of loss, |w|² and error.")] = 0.02,
+    seconds: Annotated[float, typer.Option(min=1, help="Time limit, without the training of the start.")] = 120.0,
+    budget: Annotated[float, typer.Option(min=0, max=1, help="Largest bias of loss, |w|² and error.")] = 0.02,
     as_json: AsJson = False,
 ) -> int:
     """Find the settings that diffuse fastest on this machine within a bias budget, at the lowest temperature.
 
-    For pseudo_langevin: batch size, temperature ratio, friction; for hybrid_monte_carlo: time step, leapfrog steps.
     Exit code 1 if no candidate is within the budget.
     """
+    import jax
+
     from .apps.tune import tune
     from .runs import build, config
 
     settings = config.read(config_file, overrides or ())
     experiment = build.build(settings)
-    temperature, weights = min(settings.temperatures or [0.0]), experiment.starting_weights()
+    sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
+    first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
+    options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
     with build.naming("tune"):
-        tuned = tune(
-            experiment.run.sampler, weights, temperature=temperature, seconds=seconds, budget=budget, key=settings.seed
-        )
+        tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=_note, **options)
     print(json.dumps(tuned.to_dict(), indent=2) if as_json else f"{tuned}\n{tuned.to_toml()}")
     return DONE if tuned.within_budget else FAILED
 
@@ -248,10 +223,10 @@ def reproduce(
     from .runs import build
 
     with build.naming("reproduce"):
-        return int(paper.reproduce(names, scale, out) or DONE)
+        return paper.reproduce(names, scale, out)
 
 
-@app.command(epilog="pseudolangevin bench --json > bench.json\n\npseudolangevin bench --sizes 11160 --chains 1")
+@app.command(epilog="pseudolangevin bench --sizes 11160,101610 --chains 1,8 --json > bench.json")
 def bench(
     as_json: AsJson = False,
     sizes: Annotated[str, typer.Option(help="Numbers of weights, 201*L1 + 1110 each.")] = "11160,101610,1006110",
@@ -264,9 +239,20 @@ def bench(
     from .runs import build
 
     with build.naming("bench"):
-        timed = bench(sizes, chains, samplers, seconds)
+        numbers = [[int(part) for part in text.split(",")] for text in (sizes, chains)]
+        timed = bench(*numbers, samplers.split(",") if samplers else None, seconds, report=_note)
     print(json.dumps(timed.to_dict(), indent=2) if as_json else timed)
     return DONE
+
+
+def _note(line: str) -> None:
+    _say("note", line)
+
+
+def _say(label: str, text: str) -> None:
+    """Print one line on the error stream, with a coloured label."""
+    typer.secho(f"{label}: ", fg="red" if label == "error" else "yellow", err=True, nl=False)
+    typer.echo(text, err=True)
 
 
 def _report_outcome(outcome: Any) -> int:
@@ -274,9 +260,9 @@ def _report_outcome(outcome: Any) -> int:
     if not outcome.written_here:
         return code
     for note in outcome.notes:
-        _say("note", note)
-    remedy = f"continue with `pseudolangevin resume {outcome.path}`"
+        _note(note)
     if code == INTERRUPTED:
+        remedy = f"continue with `pseudolangevin resume {outcome.path}`"
         _say("interrupted", f"at step {outcome.step} of {outcome.num_steps}; {remedy}")
         return code
     print(f"{outcome.path}: {outcome.summary}")
@@ -305,18 +291,12 @@ def _resumable(path: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         if not (path / "config.toml").is_file():
             raise
-        remedy = f"continue with `pseudolangevin resume {path}`"
-        raise CommandInterruptedError(f"what was recorded is safe; {remedy}") from None
-
-
-def _say(label: str, text: str) -> None:
-    """Print one line on the error stream."""
-    typer.secho(f"{label}: ", fg="red" if label == "error" else "yellow", err=True, nl=False)
-    typer.echo(text, err=True)
+        _say("interrupted", f"what was recorded is safe; continue with `pseudolangevin resume {path}`")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _explain(error: Exception) -> list[str] | None:
-    """Return one line per problem for an error of the input or of the file system, None for one of the program."""
+    """Return one line per problem for an error of the command line or of a file, None for one of the program."""
     if isinstance(error, OSError):
         name = error.filename2 or error.filename  # the second one is the target of a failed replacement
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -331,46 +311,51 @@ def _explain(error: Exception) -> list[str] | None:
     return None
 
 
-def _leave_alone(error: Exception, lines: list[str] | None) -> None:
-    """End this process at once after an error that the other processes did not raise: they are waiting for it."""
-    from . import placement
+def _handle(error: Exception) -> int:
+    """Print an error and return the exit code; raise it again if it is one of the program.
 
-    if lines is not None:
-        _say("error", lines[0] if lines else str(error))
-        placement.leave(BAD_INPUT)
-    if type(error).__name__ == "JaxRuntimeError":  # another process is gone; the text depends on the network
-        remedy = "what was recorded is safe; start all processes again with `pseudolangevin resume DIR`"
-        _say("interrupted", f"another process is gone ({' '.join(str(error).split())[:120]}); {remedy}")
-        placement.leave(INTERRUPTED)
-    traceback.print_exception(error)
-    placement.leave(FAILED)
+    An error that the other processes of a run did not raise ends this process at once: they are waiting for it.
+    """
+    from . import placement
+    from .runs import config, folder
+
+    shared = isinstance(error, config.ConfigError | folder.RunFolderError | placement.OtherProcessError)
+    lines = getattr(error, "lines", [str(error)]) if shared else _explain(error)
+    alone = not shared and placement.several()
+    for line in lines or ():
+        _say("error", line)
+    code = BAD_INPUT
+    if lines is None:
+        if not alone:
+            raise error
+        traceback.print_exception(error)
+        code = FAILED
+        if type(error).__name__ == "JaxRuntimeError":  # another process is gone; the text depends on the network
+            remedy = "what was recorded is safe; start all processes again with `pseudolangevin resume DIR`"
+            _say("interrupted", f"another process is gone; {remedy}")
+            code = INTERRUPTED
+    if alone:
+        placement.leave(code)
+    return code
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; a run that records has its own
+    name, command = "pseudolangevin", typer.main.get_command(app)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = lambda message, *_: _say("warning", str(message))
-            code = app(args=arguments, prog_name="pseudolangevin", standalone_mode=False)
-            return code if isinstance(code, int) else DONE
-    except CommandInterruptedError as error:
-        _say("interrupted", str(error))
+            with command.make_context(name, list(sys.argv[1:] if arguments is None else arguments)) as context:
+                return command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted", f"{context.invoked_subcommand} did not finish; start it again")
         return INTERRUPTED
     except Exception as error:
-        from . import placement
-        from .runs import config, folder
-
-        shared = isinstance(error, config.ConfigError | folder.RunFolderError | placement.OtherProcessError)
-        lines = getattr(error, "lines", [str(error)]) if shared else _explain(error)
-        if placement.several() and not shared:
-            _leave_alone(error, lines)
-        if lines is None:
-            raise
-        for line in lines:
-            _say("error", line)
-        return BAD_INPUT
+        return _handle(error)
     finally:
         signal.signal(signal.SIGTERM, before)
 
