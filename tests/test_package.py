@@ -52,9 +52,10 @@ def test_imports_are_found():
     assert "runs.session" not in size.imports("cli")
 
 
-@pytest.mark.parametrize(("quantity", "value", "limit"), [row[:3] for row in size.measure()])
-def test_the_package_stays_within_its_limits(quantity, value, limit):
-    assert value <= limit, quantity
+@pytest.mark.parametrize("row", size.measure(), ids=lambda row: row[0])
+def test_the_package_stays_within_its_limits(row):
+    quantity, value, limit, detail = row
+    assert value <= limit, f"{quantity}: {detail}"
 
 
 def test_nothing_is_pickled():
