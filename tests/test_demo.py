@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ DEMO = ["pseudolangevin", "demo"]
 def small(monkeypatch) -> None:
     """A demo that takes seconds."""
     monkeypatch.setattr(demo, "SETTINGS", tomllib.loads(SMALL_RUN))
+    monkeypatch.setattr(demo, "certificate", partial(demo.certificate, noise_draws=10))
 
 
 def make_run(path: Path, command: list[str]) -> Path:

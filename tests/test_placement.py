@@ -14,7 +14,6 @@ import pseudolangevin as pl
 from pseudolangevin import cli, placement
 from pseudolangevin.data.dataset import fold_chunks
 from pseudolangevin.placement import AXES, Placement, sharding, split_axis
-from pseudolangevin.runs import config
 from tests.runs.small_runs import SMALL_RUN
 from tests.test_cli import assert_one_clear_line
 
@@ -68,7 +67,6 @@ def test_a_split_that_does_not_fit_is_rejected_with_the_nearest_that_does(split,
         ("placement.weights=4", "no axis of layer1.kernel.*divides into 4; the nearest that fits is .*weights = 3"),
         ("placement.chains=0", "placement.chains = 0"),
         ("placement.weigths=2", "did you mean placement.weights"),
-        ("placement.kind=everywhere", "placement.kind"),
     ],
 )
 def test_bad_settings_of_a_placement_are_one_line(tmp_path, capsys, setting, line):
@@ -77,13 +75,6 @@ def test_bad_settings_of_a_placement_are_one_line(tmp_path, capsys, setting, lin
     assert cli.run(["sample", str(file), "--out", str(out), "--set", setting]) == 2
     assert re.search(line, assert_one_clear_line(capsys))
     assert not out.exists()
-
-
-def test_placements_in_files():
-    assert not config.parse(SMALL_RUN + '[placement]\nkind = "one_device"\n').placement.is_split
-    assert config.parse(SMALL_RUN + "[placement]\nchains = 4\n").placement.is_split
-    with pytest.raises(config.ConfigError, match="contradict each other"):
-        config.parse(SMALL_RUN + '[placement]\nkind = "one_device"\nchains = 4\n')
 
 
 def test_one_process_needs_no_other():
