@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 
 import pseudolangevin as pl
-from pseudolangevin.predictions import ClassPredictions
 
 
 def load(folder: Path | None, num_examples: int | None) -> tuple[pl.Dataset, pl.Dataset]:
@@ -51,8 +51,6 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         num_steps=options.steps,
     )
     predictions, one = fitted.predict(test.inputs), fitted.predict_one(test.inputs)
-    assert isinstance(predictions, ClassPredictions)
-    assert isinstance(one, ClassPredictions)
     targets = np.asarray(test.targets)
     for name, chosen in [("one sample", one), (f"ensemble of {fitted.num_members}", predictions)]:
         likelihood, calibration = chosen.negative_log_likelihood(targets), chosen.calibration_error(targets)
@@ -66,7 +64,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     return errors
 
 
-def draw(predictions: ClassPredictions, targets: np.ndarray, wrong: np.ndarray, out: Path) -> None:
+def draw(predictions: Any, targets: np.ndarray, wrong: np.ndarray, out: Path) -> None:
     """Draw error against the share of examples, most certain first, and accuracy against confidence."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -14,7 +14,6 @@ import argparse
 import jax
 
 import pseudolangevin as pl
-from pseudolangevin.predictions import ClassPredictions
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
@@ -42,7 +41,6 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     history = adam.trace.test_error.values[0, 0]
     errors = {"Adam, stopped at its best by the test set": float(history.min()), "Adam, to the end": float(history[-1])}
     for name, prediction in predictions.items():
-        assert isinstance(prediction, ClassPredictions)
         errors[name] = prediction.error(test.targets)
         likelihood = prediction.negative_log_likelihood(test.targets)
         calibration = prediction.calibration_error(test.targets)
