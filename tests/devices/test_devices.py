@@ -20,7 +20,7 @@ from .processes import finish, free_address, start
 
 pytestmark = pytest.mark.slow
 
-SPLITS = {"4,1,1": 4, "1,4,1": 1, "1,1,4": 4, "2,2,1": 2}
+SPLITS = {"4,1,1": 4, "1,4,1": 1, "1,1,4": 4}
 """Number of parts of a tensor of all chains, by split (chains, data, weights)."""
 
 
