@@ -236,11 +236,15 @@ def bench(
 ) -> int:
     """Time every sampler on this machine, until the time is up."""
     from .apps.bench import bench
-    from .runs import build
+    from .runs import build, config
 
+    for option, text in (("--sizes", sizes), ("--chains", chains)):
+        if not all(part.isdecimal() for part in text.split(",")):
+            raise config.ConfigError([f"{option} {text}: give whole numbers with commas between, like 11160,101610"])
+    numbers = [[int(part) for part in text.split(",")] for text in (sizes, chains)]
+    names = None if samplers is None else samplers.split(",")
     with build.naming("bench"):
-        numbers = [[int(part) for part in text.split(",")] for text in (sizes, chains)]
-        timed = bench(*numbers, samplers.split(",") if samplers else None, seconds, report=_note)
+        timed = bench(numbers[0], numbers[1], names, seconds, report=_note)
     print(json.dumps(timed.to_dict(), indent=2) if as_json else timed)
     return DONE
 

@@ -76,11 +76,12 @@ def run_demo(out: Path) -> int:
 
 def averages_table(trace: xr.Dataset, published: list[PublishedAverages]) -> Table:
     """Return a row for every average over the second half of the records, with published values after measured ones."""
+    trace = kept(trace)
     columns = {name: trace[name] for name in ("loss", "squared_norm", "error")}
     columns |= {f"{name}/T": trace[f"{name}_temperature"] / trace["temperature"] for name in ("kinetic", "virial")}
     rows = {name: [name.replace("squared_norm", "|w|²")] for name in columns}
     table = Table("", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    averages = {name: average_by_temperature(kept(values), trace) for name, values in columns.items()}
+    averages = {name: average_by_temperature(values, trace) for name, values in columns.items()}
     for index, temperature in enumerate(trace["temperature"].values.tolist()):
         table.add_column(f"T = {temperature:g}", justify="right")
         for name, row in rows.items():

@@ -25,8 +25,8 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
         temperature: the temperature to select; default: all of them, as an additional dimension.
     """
     trace = _select(result.trace, temperature)
-    physical = ("loss", "potential", "squared_norm", "error", "test_loss", "test_error")
-    physical += ("kinetic_temperature", "virial_temperature", "layer_virial_temperature")
+    physical = {"loss", "potential", "squared_norm", "error", "test_loss", "test_error"}
+    physical |= {"kinetic_temperature", "virial_temperature", "layer_virial_temperature"}
     sampled = [name for name in trace.data_vars if name in physical or name not in OBSERVABLES]
     return _as_arviz({"posterior": trace[sampled], "sample_stats": trace.drop_vars(sampled)})
 
