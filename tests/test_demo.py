@@ -9,6 +9,7 @@ import sys
 import tomllib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def test_commands_are_printed_as_they_can_be_typed(tmp_path, monkeypatch):
 
 def test_published_values_follow_the_measured_ones():
     temperatures, draws = [3e-5, 4.5e-5], np.ones((2, 2, 40))
-    units = {"loss": 0.25, "squared_norm": 512.0, "error": 0.125}
+    units: dict[str, Any] = {"loss": 0.25, "squared_norm": 512.0, "error": 0.125}
     units |= dict.fromkeys(("kinetic_temperature", "virial_temperature"), np.reshape(temperatures, (2, 1, 1)))
     dims = ("temperature", "chain", "draw")
     trace = xr.Dataset({name: (dims, unit * draws) for name, unit in units.items()}, {"temperature": temperatures})

@@ -94,6 +94,7 @@ def test_a_streamed_test_set_stays_on_the_host(small_task):
     for test in (small_task.test, pl.StreamedDataset(inputs, targets)):
         run = pl.Run(sampler, temperatures=[1e-3], num_chains=2, test=test, placement=MESH)
         *_, last = run.records(run.start(small_task.weights, 0), stop=10, every=10)
+        assert last.observables is not None
         losses.append(last.observables["test_loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
