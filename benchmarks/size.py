@@ -57,7 +57,7 @@ def longest_chain(*, deferred: bool = False) -> list[str]:
     graph = {name: imports(name, deferred=deferred) for name in modules()}
     chains: dict[str, list[str]] = {}
     for name in TopologicalSorter(graph).static_order():
-        chains[name] = [name, *max((chains[other] for other in graph[name]), key=len, default=[])]
+        chains[name] = [name, *max((chains[other] for other in graph.get(name, ())), key=len, default=[])]
     return max(chains.values(), key=len)
 
 
