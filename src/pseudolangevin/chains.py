@@ -31,7 +31,7 @@ from ._random import as_key
 from ._trees import Array, Key, Weights
 from .data import Dataset, StreamedDataset
 from .data.streamed import BLOCKS_AHEAD
-from .observables import OwnObservables
+from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
 
@@ -209,7 +209,7 @@ class Run:
         if observe_examples is not None:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
             self.observed = self.observed.head(observe_examples)
-        self.own = _check_own(observables)
+        self.own = check_own(observables)
         self.mesh = self._mesh(placement)
 
     def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
@@ -453,9 +453,6 @@ class Run:
             coords | observables.coordinates(weights, list(records), classes),
             {"observed_examples": self.observed.num_examples, "record_every": every},
         )
-
-
-_check_own = observables.check_own  # `observables` is also the name of an argument
 
 
 @jax.jit

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -207,7 +208,7 @@ def tune(
     first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
     options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
     with build.naming("tune"):
-        tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=_note, **options)
+        tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=partial(_say, "note"), **options)
     print(json.dumps(tuned.to_dict(), indent=2) if as_json else f"{tuned}\n{tuned.to_toml()}")
     return DONE if tuned.within_budget else FAILED
 
@@ -236,21 +237,19 @@ def bench(
 ) -> int:
     """Time every sampler on this machine, until the time is up."""
     from .apps.bench import bench
-    from .runs import build, config
+    from .runs import build
 
-    for option, text in (("--sizes", sizes), ("--chains", chains)):
+    def integers(option: str, text: str) -> list[int]:
         if not all(part.isdecimal() for part in text.split(",")):
-            raise config.ConfigError([f"{option} {text}: give whole numbers with commas between, like 11160,101610"])
-    numbers = [[int(part) for part in text.split(",")] for text in (sizes, chains)]
+            raise ValueError(f"{option} {text}: give whole numbers with commas between, like 11160,101610")
+        return [int(part) for part in text.split(",")]
+
     names = None if samplers is None else samplers.split(",")
     with build.naming("bench"):
-        timed = bench(numbers[0], numbers[1], names, seconds, report=_note)
+        numbers = integers("--sizes", sizes), integers("--chains", chains)
+        timed = bench(*numbers, names, seconds, report=partial(_say, "note"))
     print(json.dumps(timed.to_dict(), indent=2) if as_json else timed)
     return DONE
-
-
-def _note(line: str) -> None:
-    _say("note", line)
 
 
 def _say(label: str, text: str) -> None:
@@ -264,7 +263,7 @@ def _report_outcome(outcome: Any) -> int:
     if not outcome.written_here:
         return code
     for note in outcome.notes:
-        _note(note)
+        _say("note", note)
     if code == INTERRUPTED:
         remedy = f"continue with `pseudolangevin resume {outcome.path}`"
         _say("interrupted", f"at step {outcome.step} of {outcome.num_steps}; {remedy}")
