@@ -19,20 +19,15 @@ be up to a hundred times as frequent as intended. Below 20 a line fails only by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-FALSE_ALARM = 0.01
-"""Probability that a run without bias beyond the tolerances fails, for lines with 20 effective samples or more."""
-MIN_EFFECTIVE_SAMPLES = 20
-"""Effective samples below which nothing passes, and nothing fails by its estimated error."""
-SAMPLES_PER_FREEDOM = 5
-"""Effective samples per degree of freedom of an error along a chain; found with AR(1) series, for which false alarms
-are then as rare as intended."""
-LARGEST_FACTOR = 100
-"""Largest factor by which a run is recommended to be longer."""
+FALSE_ALARM = 0.01  # probability that a run without bias beyond the tolerances fails
+MIN_EFFECTIVE_SAMPLES = 20  # effective samples below which nothing passes, and nothing fails by its estimated error
+SAMPLES_PER_FREEDOM = 5  # effective samples per degree of freedom along a chain; false alarms of AR(1) series are right
+LARGEST_FACTOR = 100  # largest factor by which a run is recommended to be longer
 
 
 class Verdict(StrEnum):
@@ -48,25 +43,17 @@ class Line:
     """One line of a certificate."""
 
     name: str
-    temperature: float | None
-    """Temperature T; None for a sampler without temperature."""
-    chain: int | None
-    """Index of the chain; None for a line about all chains at the temperature."""
+    temperature: float | None  # temperature T; None for a sampler without temperature
+    chain: int | None  # index of the chain; None for a line about all chains at the temperature
     value: float
-    uncertainty: float
-    """Standard error of `value`; 0 where the value is exact, NaN where the error is unknown."""
-    expected: float
-    """The correct value, or the limit."""
-    tolerance: float
-    """Largest acceptable distance of `value` from `expected`."""
+    uncertainty: float  # standard error of `value`; 0 where the value is exact, NaN where the error is unknown
+    expected: float  # the correct value, or the limit
+    tolerance: float  # largest acceptable distance of `value` from `expected`
     verdict: Verdict
     message: str
-    required: bool = True
-    """Whether the verdict counts for the certificate; False for lines that are for information."""
-    more_steps: float = 0.0
-    """Steps of every chain that an undecided line still needs; infinite where the run is too short by far."""
-    more_draws: float = 0.0
-    """Draws of mini-batch noise that an undecided line still needs."""
+    required: bool = True  # whether the verdict counts for the certificate; False for lines that are for information
+    more_steps: float = 0.0  # steps of every chain that an undecided line still needs; infinite for very many
+    more_draws: float = 0.0  # draws of mini-batch noise that an undecided line still needs
 
     @property
     def passed(self) -> bool:
@@ -87,31 +74,19 @@ class Measurement:
     standard_error: float
     expected: float
     tolerance: float
-    side: Literal["both", "above", "below"] = "both"
-    """Which deviations are bad: any, only values above the expected one, or only values below."""
-    name: str = ""
-    """Which of several measurements of a line, such as a layer."""
+    side: Literal["both", "above", "below"] = "both"  # direction of bad deviations from the expected value
+    name: str = ""  # which of several measurements of a line, such as a layer
     effective_samples: float = math.inf
-    num_draws: int | None = None
-    """Retained draws that were averaged; None for a number that is not an average over the trace."""
-    upper: float | None = None
-    """Upper bound on `value` at the pass confidence, where it is not a multiple of the standard error."""
-    known_error: float | None = None
-    """Standard error known beforehand, by which the line can fail with few samples."""
-    needed_error: float = math.inf
-    """Largest standard error with which `consistent` passes."""
-    p_value: float | None = None
-    """Probability of such a deviation by chance, for a line that fails by a test of its own."""
-    longer: float = 2.0
-    """Factor by which an undecided run must be longer, where the rule cannot tell; 0 if that does not help."""
-    settles: bool = False
-    """Whether the deviation itself is expected to shrink in a longer run."""
-    remedy: str = ""
-    """Part of the message when the line fails."""
-    comment: str = ""
-    """Part of the message in any case."""
-    required: bool = True
-    """Whether the line counts for the certificate."""
+    num_draws: int | None = None  # retained draws that were averaged; None for a number that is not from the trace
+    upper: float | None = None  # upper bound on `value` with 95 % confidence, if it does not follow from the error
+    known_error: float = math.inf  # standard error known beforehand, by which the line can fail with few samples
+    needed_error: float = math.inf  # largest standard error with which `consistent` passes
+    p_value: float | None = None  # probability of such a deviation by chance, for a line with a test of its own
+    longer: float = 2.0  # factor by which an undecided run must be longer, if the rule cannot tell; 0 if in vain
+    settles: bool = False  # whether the deviation itself is expected to shrink in a longer run
+    remedy: str = ""  # part of the message when the line fails
+    comment: str = ""  # part of the message in any case
+    required: bool = True  # whether the line counts for the certificate
 
     @property
     def deviation(self) -> float:
@@ -147,8 +122,7 @@ class RunLength:
         return f"about {steps // self.steps_per_record:,} more records ({steps:,} steps) are needed"
 
 
-Judgement: TypeAlias = tuple[Verdict, float]
-"""A verdict and, where it is undecided, the factor by which the number of samples must grow; 0 if that cannot help."""
+Judgement: TypeAlias = tuple[Verdict, float]  # verdict, and for an undecided one the factor in samples that is needed
 Rule: TypeAlias = Callable[[Measurement, int], Judgement]
 
 
@@ -167,9 +141,8 @@ def within_tolerance(m: Measurement, num_lines: int) -> Judgement:
             return Verdict.FAILED, 0.0
         if deviation + reach <= tolerance:
             return Verdict.PASSED, 0.0
-    elif m.known_error is not None:
-        if deviation - tolerance > _quantile(false_alarm, math.inf) * max(m.known_error, error):
-            return Verdict.FAILED, 0.0
+    elif deviation - tolerance > _quantile(false_alarm, math.inf) * max(m.known_error, error):
+        return Verdict.FAILED, 0.0
     if m.upper is not None or m.p_value is not None:
         return Verdict.UNDECIDED, m.longer
     quantile = pass_quantile if deviation <= tolerance else fail_quantile
@@ -228,14 +201,6 @@ def judge(
     message = "; ".join(filter(None, words))
     numbers = (m.value, m.standard_error, m.expected, m.tolerance)
     return Line(name, temperature, chain, *numbers, verdict, message, m.required, more_steps, more_draws)
-
-
-def overall(lines: Iterable[Line]) -> Verdict:
-    """Return failed if any line that counts failed, passed if all that count passed, undecided otherwise."""
-    verdicts = {line.verdict for line in lines if line.required}
-    if Verdict.FAILED in verdicts:
-        return Verdict.FAILED
-    return Verdict.PASSED if verdicts == {Verdict.PASSED} else Verdict.UNDECIDED
 
 
 def _quantile(tail: float, samples: float) -> float:
