@@ -226,6 +226,9 @@ def test_lines_that_a_sampler_does_not_have_are_left_out():
     names = {line.name for line in judged(toy.run(sampler, num_steps=1_200)).lines}
     assert "kinetic temperature" in names
     assert not any(name.startswith(("temperature ratio", "noise", "ensemble")) for name in names)
+    balanced = toy.run(toy.sampler(pl.balanced_langevin), num_steps=60)
+    assert "temperature_ratio" in balanced.trace
+    assert not any(line.name.startswith(("temperature ratio", "noise", "stale")) for line in judged(balanced).lines)
     training = pl.sample(pl.adam(toy.POTENTIAL, toy.dataset()), toy.weights(), num_steps=100, key=0)
     lines = judged(training).lines
     assert {line.temperature for line in lines} == {None}

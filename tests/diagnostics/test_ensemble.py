@@ -75,7 +75,7 @@ def test_two_members_that_disagree():
     shared = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
     np.testing.assert_allclose(both.predictive_entropy, [np.log(2), shared])
     np.testing.assert_allclose(both.disagreement, [np.log(2), 0], atol=1e-12)
-    assert both.member(1).error([0, 0]) == 0.5
+    assert ClassPredictions(certain[1:]).error([0, 0]) == 0.5
     np.testing.assert_allclose(both.negative_log_likelihood([1, 0]), -(np.log(0.5) + np.log(0.9)) / 2)
 
 

@@ -47,12 +47,15 @@ class Evidence:
 
     @cached_property
     def retained(self) -> xr.Dataset:
-        """Draws after burn-in and warm-up; without the variables that need the full training set if it was not used."""
+        """Draws after burn-in and warm-up, without variables that no line may use."""
         trace = kept(self.result.trace, self.burn_in)
         # While the time step is adapted a Metropolis chain has no stationary distribution.
         trace = trace.isel(draw=np.asarray(trace["step"].values) > self.warmup)
-        partial_sums = [] if self.observes_everything else ["virial_temperature", "layer_virial_temperature"]
-        return trace.drop_vars(partial_sums, errors="ignore")
+        unused = [] if self.observes_everything else ["virial_temperature", "layer_virial_temperature"]
+        subtracted = getattr(self.result.sampler, "subtracted", None)
+        if subtracted is not None and subtracted(self.result.states) is None:  # 𝒱 does not enter the noise
+            unused += ["temperature_ratio", "stale_excess_temperature"]
+        return trace.drop_vars(unused, errors="ignore")
 
     @property
     def warmup(self) -> int:

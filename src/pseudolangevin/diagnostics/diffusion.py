@@ -98,11 +98,6 @@ class Displacements:
                 self._references[k] = renewed
         self._times.append((step, seconds))
 
-    @property
-    def num_pairs(self) -> int:
-        """Number of pairs of records compared so far."""
-        return sum(map(len, self._pairs.values()))
-
     def diffusion(self, num_temperatures: int = 1) -> Diffusion:
         """Return the displacements; the chains are ordered temperature by temperature."""
         if not self._pairs:
@@ -124,10 +119,6 @@ def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float =
         result: from `sample` or `load`.
         seconds_per_step: time per step of the sampler, to express Δt in seconds; by default Δt is in steps.
         burn_in: share of the kept draws to discard at the start.
-
-    Example:
-        >>> result = sample(sampler, weights, num_steps=1_000, keep_weights_every=1, …)  # doctest: +SKIP
-        >>> diffusion(result, seconds_per_step=5e-5).coefficient  # doctest: +SKIP
     """
     check_positive("seconds_per_step", seconds_per_step)
     if result.samples is None:

@@ -15,7 +15,7 @@ virial temperatures, which are first moments, the check also depends on the widt
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -161,10 +161,6 @@ class ClassPredictions:
         """Part of the entropy due to members that disagree: entropy of the mean − mean entropy ≥ 0."""
         return np.maximum(self.predictive_entropy - _entropy(self.probabilities).mean(axis=0), 0.0)
 
-    def member(self, index: int) -> ClassPredictions:
-        """Return the predictions of one member."""
-        return replace(self, probabilities=self.probabilities[index][None])
-
     def error(self, targets: Any) -> float:
         """Return the share of examples whose most probable class is not the target."""
         return float(np.mean(self.labels != self._checked(targets)))
@@ -210,10 +206,6 @@ class ValuePredictions:
     def spread(self) -> np.ndarray:
         """Standard deviation of the members' values."""
         return self.values.std(axis=0)
-
-    def member(self, index: int) -> ValuePredictions:
-        """Return the predictions of one member."""
-        return replace(self, values=self.values[index][None])
 
     def root_mean_squared_error(self, targets: Any) -> float:
         """Return √⟨(mean − target)²⟩."""

@@ -74,7 +74,7 @@ def draw(
 
 def variance_and_ratios(sampler: Any, state: Any) -> tuple[Floats, Floats]:
     """Return the current 𝒱_i and 𝒯_i of every component as vectors; raise for samplers that do not measure 𝒱."""
-    if sampler.batch_size is None or not hasattr(state, "gradient_variance"):
+    if not sampler.refreshes or not hasattr(state, "gradient_variance"):
         raise ValueError(f"sampler = {sampler.name} does not measure mini-batch noise; use pseudo_langevin")
     ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **sampler.dynamics)
 
@@ -287,7 +287,6 @@ def noise_study(
     num_consecutive: int = 100,
     max_lag: int = 20,
     num_correlated: int = 500,
-    num_bins: int = 81,
     chunk_size: int | None = None,
 ) -> NoiseStudy:
     """Run one chain and examine its noise at regular times.
@@ -303,7 +302,6 @@ def noise_study(
         num_consecutive: steps of the run after each measurement whose noise enters the autocorrelation.
         max_lag: longest Δt of the autocorrelation.
         num_correlated: components, chosen at random, among which correlations are computed.
-        num_bins: bins of the histograms.
         chunk_size: examples held at once for exact gradients.
     """
     check_positive("temperature", temperature)
@@ -312,7 +310,7 @@ def noise_study(
     check_integer("max_lag", max_lag, minimum=0, maximum=num_consecutive - 1, remedy="raise num_consecutive")
     key = as_key(key)
     run = Run(sampler, temperatures=[temperature], chunk_size=chunk_size)
-    noise_edges, correlation_edges = np.linspace(-4, 4, num_bins + 1), np.linspace(-0.5, 0.5, num_bins + 1)
+    noise_edges, correlation_edges = np.linspace(-4, 4, 82), np.linspace(-0.5, 0.5, 82)
     measured: list[dict[str, Any]] = []
     for record in run.records(run.start(weights, key), stop=num_steps, every=measure_every):
         state = jax.tree.map(lambda leaf: leaf[0], record.states)
