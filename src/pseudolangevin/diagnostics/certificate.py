@@ -7,13 +7,10 @@ yield a string: a note on what could not be examined.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from io import StringIO
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -26,9 +23,9 @@ from ..chains import Result
 from ..samplers.base import Status
 from . import noise as minibatch
 from . import verdicts
-from .averages import Floats, average, chains_at, drift, effective_samples, healthy_chains, kept, plus_minus, rhat
+from .averages import Floats, average, chains_at, drift, effective_samples, healthy_chains, kept, rhat
 from .ensemble import two_temperature_check
-from .verdicts import Line, Measurement, Rule, RunLength, Verdict, consistent, enough, judge, within_tolerance
+from .verdicts import Certificate, Measurement, Rule, RunLength, consistent, enough, judge, within_tolerance
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,8 @@ class Evidence:
     def length(self) -> RunLength:
         """Length of the run."""
         trace = self.result.trace
-        return RunLength(trace.sizes["draw"], int(trace.attrs["record_every"]), self.noise_draws)
+        every = trace.attrs.get("record_every", trace["step"].values[0])
+        return RunLength(trace.sizes["draw"], int(every), self.noise_draws)
 
 
 @dataclass(frozen=True)
@@ -416,112 +414,6 @@ def _measurements(kind: LineKind, subject: Subject) -> Measured:
         yield "mini-batch noise was not examined: noise_draws = 0"
     else:
         yield from kind.measure(subject, kind.needs)
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Lines of evidence, and the verdict that follows from them."""
-
-    lines: tuple[Line, ...]
-    notes: tuple[str, ...]  # what was not examined, and why
-    sampler: str
-    num_weights: int
-    burn_in: float
-    length: RunLength  # length of the run
-
-    @property
-    def verdict(self) -> Verdict:
-        """Failed if any line that counts failed, passed if all that count passed, undecided otherwise."""
-        found = {line.verdict for line in self.lines if line.required}
-        if Verdict.FAILED in found:
-            return Verdict.FAILED
-        return Verdict.PASSED if found == {Verdict.PASSED} else Verdict.UNDECIDED
-
-    @property
-    def passed(self) -> bool:
-        """Whether the samples can be trusted; False when undecided."""
-        return self.verdict is Verdict.PASSED
-
-    @property
-    def failed_lines(self) -> tuple[Line, ...]:
-        """The lines that count and failed."""
-        return self._lines(Verdict.FAILED)
-
-    def _lines(self, verdict: Verdict) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.required and line.verdict is verdict)
-
-    @property
-    def summary(self) -> str:
-        """The verdict, and the lines that decide it, in one sentence."""
-        passed, failed, undecided = map(self._lines, Verdict)
-        num_lines = len(passed + failed + undecided)
-        text = f"certificate {self.verdict}: {len(passed)} of {num_lines} lines passed"
-        text += f"; failed: {_names(failed)}" if failed else ""
-        return text + (f"; undecided: {_names(undecided)}" if undecided else "")
-
-    @property
-    def advice(self) -> str:
-        """What would decide an undecided certificate; empty for others."""
-        return self.advice_for(None)
-
-    def advice_for(self, folder: Path | None) -> str:
-        """Return the advice with the command that continues the run in a folder."""
-        if self.verdict is not Verdict.UNDECIDED:
-            return ""
-        lines, parts = self._lines(Verdict.UNDECIDED), []
-        if steps := max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0):
-            total = self.length.num_steps + steps
-            command = f"; `pseudolangevin resume {folder} --steps {total}`" if folder else f", {total:,} in all"
-            parts.append(f"about {steps:,} more steps per chain{command}")
-        if far := [line for line in lines if math.isinf(line.more_steps)]:
-            longer = "even longer" if steps else f"a run more than {verdicts.LARGEST_FACTOR} times as long"
-            parts.append(f"{longer} for {_names(far)}")
-        if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
-            draws += self.length.noise_draws
-            again = f"`pseudolangevin check {folder} --noise-draws {draws}`"
-            parts.append(f"more draws of noise: {again if folder else f'certificate(..., noise_draws={draws})'}")
-        others = [line for line in lines if not (line.more_steps or line.more_draws)]
-        parts += [f"{line.name}: {line.message}" for line in others[:1]]
-        return f"undecided: {'; '.join(parts)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
-
-        def plain(value: Any) -> Any:
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-
-        about = {name: getattr(self, name) for name in ("passed", "sampler", "num_weights", "burn_in", "advice")}
-        lines = [{name: plain(value) for name, value in asdict(line).items()} for line in self.lines]
-        return {"verdict": self.verdict.value, **about, "notes": list(self.notes), "lines": lines}
-
-    def to_text(self, *, width: int = 160, folder: Path | None = None) -> str:
-        """Return the table of lines, the notes, the summary and the advice."""
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-
-        table = Table(box=None, pad_edge=False)
-        for title in ("T", "chain", "line", "value ± error", "expected ± tolerance", "verdict", ""):
-            table.add_column(title, no_wrap=title not in ("line", ""), justify="right" if "±" in title else "left")
-        for line in self.lines:
-            temperature = "" if line.temperature is None else f"{line.temperature:g}"
-            value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
-            where = "all" if line.chain is None else str(line.chain)
-            table.add_row(temperature, where, line.name, value, expected, line.label, line.message)
-        stream = StringIO()
-        Console(file=stream, width=width, color_system=None).print(table)
-        rows = [row.rstrip() for row in stream.getvalue().splitlines()]
-        last = [*(f"note: {note}" for note in self.notes), self.summary, self.advice_for(folder)]
-        return "\n".join([*rows, *filter(None, last)])
-
-    def __str__(self) -> str:
-        """Return the certificate as a table."""
-        return self.to_text()
-
-
-def _names(lines: Sequence[Line]) -> str:
-    """Return the names of lines, each once, with their numbers."""
-    counted = Counter(line.name for line in lines)
-    return ", ".join(f"{name} (x{count})" if count > 1 else name for name, count in counted.items())
 
 
 def certificate(
