@@ -1,10 +1,66 @@
+"""Training by sampling, and starts without dead classes."""
+
+import warnings
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin.fitting import default_steps
-from pseudolangevin.predictions import ValuePredictions
+from pseudolangevin.apps.fit import trained_starts
+
+
+@pytest.fixture(scope="module")
+def spins():
+    """Four classes of spin vectors and a narrow network with ReLU on its scores, which often loses a class."""
+    train, _ = pl.tasks.spin_vectors(
+        jax.random.key(0), num_train=600, num_test=10, dimension=20, num_classes=4, flip_probability=0.2
+    )
+    network = pl.models.feedforward((20, 3, 4), output_activation="relu")
+    return train, network, pl.classification(network.apply, weight_decay=1.0)
+
+
+def test_trained_starts_have_learned_every_class(spins):
+    train, network, potential = spins
+    arguments = {"num_steps": 300, "num_starts": 2, "learning_rate": 1e-2, "key": 1, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        starts = trained_starts(potential, train, network.init, candidates=8, **arguments)
+        random = trained_starts(potential, train, network.init, candidates=8, untrained=True, **arguments)
+    assert jax.tree.leaves(starts)[0].shape[0] == 2
+    keys = [jax.random.fold_in(jax.random.key(1), index) for index in range(16)]
+    inits = [np.asarray(jax.tree.leaves(network.init(key))[0]) for key in keys]
+    for index in range(2):
+        start, before = (jax.tree.map(lambda w, i=index: w[i], weights) for weights in (starts, random))
+        scores = np.asarray(network.apply(start, train.inputs))
+        assert (scores.std(axis=0) > 0).all()
+        assert potential.loss(start, train.batch) < 0.8 * potential.loss(before, train.batch)
+        assert any(np.allclose(jax.tree.leaves(before)[0], init) for init in inits)
+
+
+def test_starts_with_a_dead_class_are_warned_of(spins):
+    train, network, potential = spins
+
+    def silent(key):
+        weights = network.init(key)
+        last = jax.tree.map(lambda w: -jnp.abs(w), weights["layer2"])
+        return weights | {"layer2": last | {"bias": jnp.full_like(last["bias"], -1e3)}}
+
+    with pytest.warns(pl.DeadClassWarning, match="candidates"):
+        trained_starts(potential, train, silent, num_steps=4, candidates=2, progress=False)
+
+
+def test_the_training_of_a_start_can_be_interrupted(spins):
+    train, network, potential = spins
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained_starts(potential, train, network.init, num_steps=4, on_pause=interrupt, progress=False)
+    with pytest.raises(ValueError, match="learning_rate"):
+        trained_starts(potential, train, lambda _: network.init(jax.random.key(0)), num_steps=4, learning_rate=1e38)
 
 
 def test_the_regression_ensemble_is_the_bayesian_posterior():
@@ -26,7 +82,7 @@ def test_the_regression_ensemble_is_the_bayesian_posterior():
         progress=False,
     )
     prediction = fitted.predict(inputs[:20])
-    assert isinstance(prediction, ValuePredictions)
+    assert isinstance(prediction, pl.predictions.ValuePredictions)
     assert prediction.noise_variance == pytest.approx(sigma**2)
     exact = sigma * np.sqrt(np.einsum("ni,ij,nj->n", inputs[:20], np.linalg.inv(inputs.T @ inputs), inputs[:20]))
     # 40 chains, so at least 40 independent members: the relative error of a spread is at most 1/√80.
@@ -34,9 +90,35 @@ def test_the_regression_ensemble_is_the_bayesian_posterior():
     assert prediction.calibration_error(targets[:20]) < 0.2
 
 
-def test_the_default_length_is_twelve_relaxation_times():
-    assert default_steps(1e-5, 500, 0.01) == 60_000
-    assert default_steps(1.0, 500, 0.01) == 1_000
+def test_a_classifier_is_fitted_at_the_temperature_found(small_task):
+    fitted = pl.fit(
+        small_task.potential,
+        small_task.train,
+        small_task.weights,
+        search_epochs=100,
+        num_steps=605,
+        samples_per_chain=5,
+        temperature_ratio=0.1,
+        batch_size=50,
+        num_chains=2,
+        test=small_task.test,
+        progress=False,
+    )
+    assert fitted.search is not None
+    assert fitted.temperature == fitted.search.temperature
+    assert fitted.history.step[-1] == 600
+    assert fitted.cost == fitted.search.cost + 2 * 600 * 50
+    assert fitted.num_members == 10
+    assert fitted.history.sizes["draw"] == 10
+    targets = small_task.test.targets
+    ensemble, one = fitted.predict(small_task.test.inputs), fitted.predict_one(small_task.test.inputs)
+    assert isinstance(ensemble, pl.predictions.ClassPredictions)
+    assert isinstance(one, pl.predictions.ClassPredictions)
+    assert one.error(targets) == pytest.approx(fitted.history.test_error.values[0, 0, -1], abs=1e-6)
+    np.testing.assert_allclose(ensemble.member(4).probabilities, one.probabilities, rtol=1e-4)
+    assert ensemble.error(targets) < 0.25
+    members = [ensemble.member(k).negative_log_likelihood(targets) for k in range(10)]
+    assert ensemble.negative_log_likelihood(targets) <= np.mean(members)
 
 
 @pytest.mark.parametrize(

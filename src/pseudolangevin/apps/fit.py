@@ -62,18 +62,18 @@ def trained_starts(
         batch_size: examples per mini-batch; default 128.
         learning_rate: learning rate of Adam.
         untrained: return the random weights that the chosen trainings began with.
-        placement: devices; default: as in `sample`.
+        placement: devices, as in `sample`.
         max_seconds: time limit of the training.
         on_pause: function called every 500 steps; an exception that it raises ends the training.
-        key: random key, or an integer seed. Candidate i uses `jax.random.fold_in(key, i)`.
+        key: random key, or an integer seed; the weights of candidate i are `init(jax.random.fold_in(key, i))`.
         progress: show a progress bar; default: when the output is a terminal.
         **adam: further settings of `adam`.
 
     Example:
         >>> starts = trained_starts(potential, train, network.init, num_steps=2_000, num_starts=2)  # doctest: +SKIP
     """
-    check_integer("num_starts", num_starts, minimum=1)
-    check_integer("candidates", candidates, minimum=1)
+    for name, value in [("num_starts", num_starts), ("candidates", candidates), ("num_steps", num_steps)]:
+        check_integer(name, value, minimum=1)
     key, total = as_key(key), num_starts * candidates
     size = min(128, dataset.num_examples) if batch_size is None else batch_size
     first = jax.vmap(lambda index: init(jax.random.fold_in(key, index)))(jnp.arange(total))
@@ -86,11 +86,12 @@ def trained_starts(
     states = run.start(jax.tree.map(lambda w: w[None], first), key)
     observed: dict[str, np.ndarray] = {}
     every = num_steps if max_seconds is None else min(500, num_steps)
+    records = run.records(
+        states, stop=num_steps, every=every, pause_every=500, max_seconds=max_seconds, progress=progress
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadClassWarning)
-        for record in run.records(
-            states, stop=num_steps, every=every, pause_every=500, max_seconds=max_seconds, progress=progress
-        ):
+        for record in records:
             states, observed = record.states, record.observables or observed
             if on_pause is not None:
                 on_pause()
@@ -98,17 +99,14 @@ def trained_starts(
     dead = failed | np.any(observed.get("dead_class", failed[:, None]), axis=-1)
     chosen = np.lexsort((observed["loss"], dead))[:num_starts]
     if failed[chosen].any():
-        raise ValueError(
-            f"{int(failed.sum())} of {total} trainings did not stay finite; lower learning_rate = {learning_rate:g}, "
-            "or give other random weights"
-        )
+        broken = f"{failed.sum()} of {total} trainings did not stay finite"
+        raise ValueError(f"{broken}; lower learning_rate = {learning_rate:g}, or give other random weights")
     if dead[chosen].any():
-        warnings.warn(
-            f"{int(dead[chosen].sum())} of {num_starts} starts have a dead class, whose score is the same for nearly "
-            'every example; raise candidates, change the seed, or use output_activation = "identity"',
-            DeadClassWarning,
-            stacklevel=2,
+        message = (
+            f"{dead[chosen].sum()} of {num_starts} starts have a dead class, whose score is the same for nearly every "
+            'example; raise candidates, change the seed, or use output_activation = "identity"'
         )
+        warnings.warn(message, DeadClassWarning, stacklevel=2)
     return jax.tree.map(lambda w: w[chosen], first if untrained else states.weights)
 
 
@@ -172,14 +170,12 @@ def fit(
         dataset: the complete training set; nothing is held out.
         weights: random weights to start from; with a given T also with leading axes (1, chain).
         temperature: T, or "auto": call `find_temperature` and start from the weights that it returns.
-        num_steps: steps of every chain, rounded down to a multiple of the number of records; default: twelve relaxation
-            times 1/(4·S·T·𝒯), at least 1000.
+        num_steps: steps of every chain; default: twelve relaxation times 1/(4·S·T·𝒯), at least 1000.
         num_chains: independent chains, whose samples form one ensemble.
         samples_per_chain: samples of each chain in the ensemble.
         batch_size: examples per mini-batch, S; default 1 % of the data set.
-        temperature_ratio: 𝒯. At 0.03 the loss is about 0.5 % above its exact average, and the chain moves three times
-            faster than at the paper's 0.01.
-        search_epochs: budget of `find_temperature`; default: that of `find_temperature`.
+        temperature_ratio: 𝒯. At 0.03 the loss is about 0.5 % above its exact average.
+        search_epochs: budget of `find_temperature`.
         test: data set for `test_loss` and `test_error` in the history; no decision depends on it.
         key: random key, or an integer seed.
         progress: show a progress bar; default: when the output is a terminal.
@@ -190,8 +186,6 @@ def fit(
     """
     from .temperature import find_temperature  # noqa: PLC0415 (uses `trained_starts`)
 
-    check_integer("samples_per_chain", samples_per_chain, minimum=1)
-    check_integer("num_chains", num_chains, minimum=1)
     size = max(2, round(0.01 * dataset.num_examples)) if batch_size is None else batch_size
     check_integer("batch_size", size, minimum=2, maximum=dataset.num_examples)
     check_positive("temperature_ratio", temperature_ratio)
@@ -206,18 +200,18 @@ def fit(
     check_positive("temperature", temperature, 'exp(-U/T) needs T > 0; "auto" finds one')
     if num_steps is None:
         num_steps = max(1_000, math.ceil(12 / (4 * size * temperature * temperature_ratio)))
-    num_records = 2 * samples_per_chain
-    check_integer("num_steps", num_steps, minimum=num_records, remedy="or ask for fewer samples")
-    record_every = num_steps // num_records
-    num_steps = record_every * num_records
+    check_integer("samples_per_chain", samples_per_chain, minimum=1)
+    check_integer("num_steps", num_steps, minimum=2 * samples_per_chain, remedy="or ask for fewer samples")
+    record_every = num_steps // (2 * samples_per_chain)
+    num_steps = record_every * 2 * samples_per_chain
     result = sample(
         PseudoLangevin(
             potential,
             dataset,
             batch_size=size,
             temperature_ratio=temperature_ratio,
-            # The gradient variance falls by orders of magnitude on the way from random weights, and masses fall only
-            # when they are chosen again. Every warm-up refresh does so, the last one after a quarter of the run.
+            # From random weights the gradient variance falls by orders of magnitude, and masses fall only when chosen
+            # again: at every warm-up refresh, the last one after a quarter of the run.
             refresh_every=max(64, min(20_000, num_steps // 4)),
             warmup_refreshes=6,
         ),

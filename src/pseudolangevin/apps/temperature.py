@@ -1,7 +1,7 @@
 """The intermediate temperatures, at which samples generalise best, from the training set alone.
 
-Below the transition (near T = 1/P in the networks studied) samples overfit; above it, thermal noise and with it the test
-error grow with T. The recommended temperature is therefore the coldest one that shows no sign of overfitting.
+Below the transition (near T = 1/P in the networks studied) samples overfit; above it, thermal noise and the test error
+grow with T. The recommended temperature is therefore the coldest one that shows no sign of overfitting.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TemperatureRange:
     num_examples: int
     """Number P of training examples."""
     weights: Weights
-    """Last weights of a chain at the recommended temperature: a start for sampling there."""
+    """Last weights at the recommended temperature: a start for sampling there."""
 
     @property
     def bayesian_temperature(self) -> float:
@@ -74,17 +74,13 @@ class TemperatureRange:
 
     def __str__(self) -> str:
         """Return the result, the curve as a table, and the notes."""
-        shown = [name for name in ("loss", "error", "squared_norm", "gradient_variance") if name in self.curve]
+        table = self.curve.reset_coords(drop=True).to_dataframe().reset_index()
+        certainty = "" if self.conclusive else " (inconclusive)"
         lines = [
-            f"recommended T = {self.temperature:.3g}   range {self.low:.3g} to {self.high:.3g}"
-            + ("" if self.conclusive else "   (inconclusive)"),
+            f"recommended T = {self.temperature:.3g}   range {self.low:.3g} to {self.high:.3g}{certainty}",
             f"Bayesian 1/P = {self.bayesian_temperature:.3g}   cost {self.epochs:.1f} epochs",
-            f"{'T':>10} {'T*P':>8}" + "".join(f"{name:>19}" for name in shown),
+            table.to_string(index=False, float_format="{:.4g}".format),
         ]
-        for temperature, row in self.curve.groupby("temperature"):
-            marks = (" *" if self.low <= temperature <= self.high else "") + ("" if row["valid"].item() else " invalid")
-            values = "".join(f"{row[name].item():19.4g}" for name in shown)
-            lines.append(f"{temperature:10.3g} {temperature * self.num_examples:8.3g}{values}{marks}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -115,10 +111,8 @@ def find_temperature(
         temperatures: temperature grid; default: from the coldest affordable temperature, at which a chain has half a
             relaxation time, to sixteen times that or to 8/P.
         num_temperatures: size of the default grid.
-        epochs: budget, in passes through the training set, measurements included; default: 25, or a million examples
-            where that is more.
-        temperature_ratio: 𝒯 of the chains; default: 0.1, falling as 1/√N beyond 100 000 weights, since chains of a
-            million weights did not stay finite at 0.1.
+        epochs: budget, in passes through the training set; default: 25, or a million examples where that is more.
+        temperature_ratio: 𝒯; default: 0.1, falling as 1/√N beyond 100 000 weights, to keep the chains finite.
         key: random key, or an integer seed.
         progress: show progress bars.
 
@@ -133,7 +127,6 @@ def find_temperature(
     epochs = max(25.0, 1e6 / num_examples) if epochs is None else epochs
     ratio = 0.1 * min(1.0, 1e5 / num_weights) ** 0.5 if temperature_ratio is None else temperature_ratio
     check_positive("epochs", epochs)
-    check_positive("temperature_ratio", ratio)
     potential.check(weights, dataset)
     training_key, sampling_key = jax.random.split(as_key(key))
     observed = min(1_000, num_examples)
@@ -197,26 +190,23 @@ def judge(
 ) -> tuple[float, float, str, bool, tuple[str, ...]]:
     """Return low, high, cold_end, conclusive and notes of the `TemperatureRange` that a curve gives.
 
-    The order parameter of the paper is the mean gradient variance 𝒱 of the hidden layers, which in the paper's largest
-    network is a hundred times larger below the transition than above it. The range begins above `coldest` and above the
-    temperatures that are colder than the minimum of 𝒱 and have a 𝒱 above `tolerance` times that minimum. The range ends
-    where the loss has risen by 1 %. Chains that have not learned do not count: their 𝒱 may be small as well. A chain has
-    learned when its loss is nearer to the lowest one than to `start_loss`, the loss of the random weights.
+    The mean gradient variance 𝒱 of the hidden layers is the paper's order parameter, a hundred times larger below the
+    transition than above it. The range begins, above `coldest`, where 𝒱 falls below `tolerance` times its minimum, and
+    ends where the loss has risen by 1 %. Chains whose loss is nearer to `start_loss`, that of the random weights, than
+    to the lowest one do not count: they have not learned, and their 𝒱 may be small as well.
     """
     temperatures, losses, variances = (curve[name].values for name in ("temperature", "loss", "gradient_variance"))
     usable = curve["valid"].values & (variances > 0) & (temperatures >= coldest * (1 - 1e-6))
     usable &= losses <= (start_loss + np.min(losses, where=usable, initial=start_loss)) / 2
     notes, num_invalid = [], int((~curve["valid"].values).sum())
     if num_invalid:
-        notes.append(
-            f"the chains at {num_invalid} of {len(temperatures)} temperatures stopped or lost a class (its score is "
-            "the same for nearly every example); try other random weights, or an identity output"
+        lost = (
+            f"the chains at {num_invalid} of {len(temperatures)} temperatures stopped, or the score of a class is dead"
         )
+        notes.append(f"{lost}; try other random weights, or an identity output")
     if not usable.any():
-        notes.append(
-            "nothing can be judged: no chain learned, stayed finite and kept its classes, or all temperatures are too "
-            "cold for weights close to the prior; raise epochs, or give other temperatures or other random weights"
-        )
+        notes.append("nothing can be judged: no chain learned, or all temperatures are too cold for weights close to ")
+        notes[-1] += "the prior; raise epochs, or give other temperatures or other random weights"
         middle = float(temperatures[len(temperatures) // 2])
         return middle, middle, "nothing", False, tuple(notes)
     judged, losses, variances = temperatures[usable], losses[usable], variances[usable]
@@ -239,30 +229,28 @@ def judge(
 def _curve(result: Result) -> xr.Dataset:
     """Return the average of each temperature's chain over the second half of the run."""
     trace = result.trace.isel(chain=0)
-    last = trace.isel(draw=-1)
+    last, curve = trace.isel(draw=-1), kept(trace, 0.5).mean("draw")
     valid = last["status"].isin(HEALTHY) & np.isfinite(last["loss"])
     if "dead_class" in last:
         valid &= ~last["dead_class"].astype(bool).any("class")
-    names = ["loss", "potential", "squared_norm", "error", "kinetic_temperature", "gradient_variance"]
-    curve = kept(trace[[name for name in names if name in trace]], 0.5).mean("draw")
-    layers = trees.layers(jax.tree.map(lambda w: w[0, 0], result.weights))
-    share = np.array([trees.num_weights(layer) for layer in layers.values()])
+    share = np.array([trees.num_weights(w) for w in trees.layers(result.weights).values()])
     share[-1] *= share.size == 1  # all layers but the last
     variance = curve["gradient_variance"].values @ (share / share.sum())
-    return curve.drop_dims("layer").assign(gradient_variance=("temperature", variance), valid=valid)
+    names = [name for name in ("loss", "error", "squared_norm", "kinetic_temperature") if name in curve]
+    return curve[names].assign(gradient_variance=("temperature", variance), valid=valid)
 
 
 def temperature_figure(found: TemperatureRange) -> Any:
     """Return a Matplotlib figure of the curve that marks the range, the recommended T and 1/P."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (slow to import)
 
-    shown = [name for name in ("loss", "error", "gradient_variance") if name in found.curve]
+    shown = found.curve.drop_vars(["valid", "squared_norm", "kinetic_temperature"])
     figure = Figure(figsize=(4.1 * len(shown), 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        axes.plot(found.curve["temperature"], found.curve[name], "o-", color="#0072b2", lw=0.9, ms=5)
+    for axes, (name, values) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        axes.plot(values["temperature"], values, "o-", color="#0072b2", lw=0.9, ms=5)
         axes.axvspan(found.low, found.high, color="0.5", alpha=0.15, lw=0)
         axes.axvline(found.temperature, color="#009e73", lw=1.4, label="recommended")
         axes.axvline(found.bayesian_temperature, color="0.4", lw=1, ls=":", label="1/P")
-        axes.set(xscale="log", xlabel="T", title=name.replace("_", " "))
+        axes.set(xscale="log", xlabel="T", title=str(name).replace("_", " "))
     figure.axes[0].legend(frameon=False, fontsize=8)
     return figure
