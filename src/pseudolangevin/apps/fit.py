@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.sharding import Mesh
 
 from .._checks import check_integer, check_positive
 from .._random import as_key
@@ -40,7 +41,7 @@ def trained_starts(
     batch_size: int = 128,
     learning_rate: float = 1e-3,
     untrained: bool = False,
-    placement: Placement | None = None,
+    placement: Placement | Mesh | None = None,
     max_seconds: float | None = None,
     on_pause: Callable[[], object] | None = None,
     key: Key | int = 0,
@@ -59,10 +60,10 @@ def trained_starts(
         num_steps: training steps.
         num_starts: starts to return.
         candidates: trainings for each start.
-        batch_size: examples per mini-batch, at most.
+        batch_size: examples per mini-batch, or all of a smaller data set.
         learning_rate: learning rate of Adam.
         untrained: return the random weights that the chosen trainings began with.
-        placement: devices, as in `sample`.
+        placement: devices, as in `Run`.
         max_seconds: time limit of the training.
         on_pause: function called every 500 steps; an exception that it raises ends the training.
         key: random key, or an integer seed; the weights of candidate i are `init(jax.random.fold_in(key, i))`.
