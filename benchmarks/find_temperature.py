@@ -91,7 +91,8 @@ def train_adam(case: Case, start: Any, batch_size: int, learning_rate: float, se
         "last_test_error": errors[-1],
         "epochs": visited[-1] / num_examples,
         "passed_its_best": len(errors) > 2 * (best + 1),
-        "seconds_to_best": float((best + 1) * np.median(np.diff(times))),  # records included, compilation not
+        # Records are included, compilation is not.
+        "seconds_to_best": float((best + 1) * np.median(np.diff(times))) if best else None,
     }
 
 
@@ -228,7 +229,7 @@ def main() -> None:
         "jax": jax.__version__,
         "settings": {name: str(value) for name, value in vars(options).items() if name != "out"},
     }
-    if "seconds_to_best" in adam:
+    if adam.get("seconds_to_best"):
         report["seconds_over_adam"] = (seconds - seconds_compiling) / adam["seconds_to_best"]
     if options.minutes:
         report |= judged(found, equilibrium(case, found, 60 * options.minutes, options.ratio))
