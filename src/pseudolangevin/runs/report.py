@@ -111,14 +111,14 @@ class Charts:
             errors = other.deviations.get(name) or [0.0] * len(values)
             points = [p for p in zip(other.temperatures, values, errors, strict=False) if low <= p[0] <= high]
             if points:
-                x, y, bars = zip(*points, strict=True)
+                x, y, bars = np.transpose(points)
                 axes.errorbar(x, y, bars, fmt=marker, color=COLORS["soft"], mfc="none", ms=7, lw=1, label=other.label)
         means, errors, samples = np.array(self.averages[name]).T
         color = COLORS["accent"]
         axes.errorbar(self.temperatures, means, np.nan_to_num(errors), color=color, lw=1, elinewidth=1.2, capsize=2)
         axes.plot(self.temperatures, means, "o", color=color, ms=6, label="this run")
         hollow = ~(samples >= FEW_SAMPLES)
-        axes.plot(self.temperatures[hollow], means[hollow], "o", color=color, mfc=COLORS["card"], ms=6, mew=1.4)
+        axes.plot(self.temperatures[hollow], means[hollow], "o", color=color, mfc=COLORS["card"], ms=6, zorder=3)
         if low > 0:
             axes.set_xscale("log")
             ticks: list[float] = []
@@ -152,6 +152,7 @@ class Charts:
         ticks = np.unique(np.linspace(0, len(entries) - 1, 8).round().astype(int))
         axes.set_xticks(ticks, [entries[tick] for tick in ticks], rotation=20 if len("  ".join(entries)) > 40 else 0)
         axes.grid(visible=False, axis="x")
+        axes.set_xlim(-0.5, len(entries) - 0.5)
         self._finish(axes, name, table[:, self.shown, 0], dimension)
 
     def draw_displacement(self, axes: Axes, found: Diffusion) -> None:
@@ -281,9 +282,7 @@ def report_html(result: Result, certificate: Certificate | None = None, facts: M
 
 
 def write_report(path: str | Path, out: str | Path | None = None, *, certificate: Certificate | None = None) -> Path:
-    """Write the page of a run, which may still be going on, and return its path.
-
-    A run that cannot be loaded, because a file is damaged or missing, has a page without a certificate.
+    """Write the page of a run, finished or not, and return its path; without a certificate if it cannot be loaded.
 
     Args:
         path: the run folder.
@@ -300,7 +299,8 @@ def write_report(path: str | Path, out: str | Path | None = None, *, certificate
         raise RunFolderError(f"{path} has no records yet; continue it with `pseudolangevin resume {path}`")
     page = folder.path / "report.html" if out is None else Path(out)
     check_writable(page.parent)
-    facts = {"name": folder.path.resolve().name, "seconds": float(trace["seconds"].values[-1])}
+    seconds = float(trace["seconds"].values[-1]) if "seconds" in trace else 0.0
+    facts: dict[str, Any] = {"name": folder.path.resolve().name, "seconds": seconds}
     facts |= {"config": read_or_empty(folder.config), "provenance": read_or_empty(folder.provenance)}
     result = Result(trace, {}, None, None, None)  # type: ignore[arg-type]
     try:
@@ -350,10 +350,10 @@ def _sections(result: Result, charts: Charts, discard: float) -> dict[str, list[
         return found
 
     sections = {group: figures(names) for group, names in charts.groups.items()}
-    scalars = [name for name in charts.groups["observables"] if name in charts.averages]
-    sections["averages"] = figures(scalars if len(charts.temperatures) > 1 else [], charts.draw_average)
-    sections["displacement"] = []
-    if result.samples is not None and jax.tree.leaves(result.samples)[0].shape[2] > 2:
+    scalars = [name for name in charts.groups["observables"] if name in charts.averages and not charts.by_chain]
+    sections |= {"averages": figures(scalars, charts.draw_average), "displacement": []}
+    num_samples = 0 if result.samples is None else jax.tree.leaves(result.samples)[0].shape[2]
+    if kept(np.zeros(num_samples), discard).size > 1:
         found, title = diffusion(result, burn_in=discard), "Mean squared displacement"
         caption = "Kept weights of the averaged records. Slope 1 is free diffusion; a plateau is an explored basin."
         sections["displacement"] = [figure(charts.draw_displacement, found, "weights", title, caption)]
