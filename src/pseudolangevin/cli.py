@@ -241,7 +241,7 @@ def bench(
 
     def integers(option: str, text: str) -> list[int]:
         if not all(part.isdecimal() for part in text.split(",")):
-            raise ValueError(f"{option} {text}: give whole numbers with commas between, like 11160,101610")
+            raise ValueError(f"{option} {text}: give integers separated by commas, like 11160,101610")
         return [int(part) for part in text.split(",")]
 
     names = None if samplers is None else samplers.split(",")
