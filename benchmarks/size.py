@@ -20,15 +20,11 @@ def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from runtime_nodes(child)
 
 
-def module_name(path: Path) -> str:
-    """Return the name of a module below the package, such as "runs.config"; that of the package itself is empty."""
-    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
-
-
 @cache
 def modules() -> dict[str, tuple[Path, ast.Module]]:
-    """Return the path and the syntax tree of every module, by name."""
-    return {module_name(path): (path, ast.parse(path.read_text("utf-8"))) for path in sorted(SOURCE.rglob("*.py"))}
+    """Return the path and the syntax tree of every module, by its name such as "runs.config"; that of all is empty."""
+    paths = {".".join(p.relative_to(SOURCE).with_suffix("").parts): p for p in sorted(SOURCE.rglob("*.py"))}
+    return {n.removesuffix("__init__").rstrip("."): (p, ast.parse(p.read_text("utf-8"))) for n, p in paths.items()}
 
 
 @cache

@@ -30,7 +30,7 @@ the left and sometimes more from the right, and the grain moves at random. the w
 after each collision decays by friction. noise and friction have the same origin, and their ratio is the temperature.
 with too little noise the grain would come to rest; with too little friction its velocity would grow without limit.
 a network has weights instead of a position, and a loss instead of an energy. gradient descent would move the weights to
-the nearest minimum and stop there. with noise of the right strength the weights move through the complete landscape. they
+the nearest minimum and stop there. with noise of the right strength the weights move through all of the landscape. they
 are seldom at a high loss and often at a low one, and they visit every minimum as often as its volume requires. wide
 minima are visited often, and narrow minima are visited rarely, even if they are deep. this is the effect of
 temperature: it weighs the depth of a minimum against its width.
