@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from pseudolangevin.types import Weights
 
 import pseudolangevin as pl
 from pseudolangevin.diagnostics import Displacements
@@ -22,7 +23,6 @@ from pseudolangevin.diagnostics.averages import average
 from pseudolangevin.paper.spins import SpinTask, quick_start, spin_task
 from pseudolangevin.paper.timed import sample_for
 from pseudolangevin.provenance import version_of
-from pseudolangevin.types import Weights
 
 TEMPERATURE, BATCH_SHARE = 3e-5, 0.03
 RECORD_EVERY, REFRESH_EVERY, STRIDE = 250, 250, 1_000

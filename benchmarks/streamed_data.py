@@ -14,10 +14,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from pseudolangevin.prefetch import AHEAD, BLOCK_BYTES, MAX_BLOCK_STEPS
 
 import pseudolangevin as pl
 from pseudolangevin import chains
-from pseudolangevin.prefetch import AHEAD, BLOCK_BYTES, MAX_BLOCK_STEPS
 from pseudolangevin.provenance import PACKAGES, version_of
 
 STEPS = 1_000

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pseudolangevin.compensated import Sum
 
 from pseudolangevin import compensated
-from pseudolangevin.compensated import Sum
 
 EPSILON = float(np.finfo(np.float32).eps)
 

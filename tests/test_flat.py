@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pseudolangevin.samplers.langevin_kernel import PER_WEIGHT, LangevinKernel
 
 import pseudolangevin as pl
 from pseudolangevin import flat, trees
 from pseudolangevin.samplers.base import advance
-from pseudolangevin.samplers.langevin_kernel import PER_WEIGHT, LangevinKernel
 
 from .conftest import SmallTask
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p
+from pseudolangevin.normals import standard_normal
 from scipy import stats
 
 from pseudolangevin import threefry, trees
 from pseudolangevin.data import draw_indices
-from pseudolangevin.normals import standard_normal
 
 STEPS, CHAINS, EXAMPLES, BATCH = 200, 4, 50, 60
 

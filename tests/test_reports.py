@@ -5,10 +5,10 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from pseudolangevin.reports import Reporter
 
 import pseudolangevin as pl
 from pseudolangevin.chains import Layout
-from pseudolangevin.reports import Reporter
 
 LAYOUT = Layout((1e-5, 3e-5), 2)
 HEALTHY = np.zeros(4, np.int32)

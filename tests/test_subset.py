@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pseudolangevin.patterns import chosen
 
 import pseudolangevin as pl
 from pseudolangevin import trees
-from pseudolangevin.patterns import chosen
 
 WEIGHTS = {
     "embedding": {"table": jnp.ones((3, 2))},

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pseudolangevin.kernels import Blocks
 
 import pseudolangevin as pl
 from pseudolangevin import chains, fused
-from pseudolangevin.kernels import Blocks
 from pseudolangevin.models import FeedForward
 
 BLOCKS = Blocks(rows=16, hidden=16, back_rows=32, back_hidden=32, splits=2)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from pseudolangevin.tasks import Splits
 
 from pseudolangevin import paper, trees
 from pseudolangevin.data import Dataset
@@ -27,7 +28,6 @@ from pseudolangevin.paper.results import relative_difference, row
 from pseudolangevin.paper.starts import lively_starts, thermal_start
 from pseudolangevin.paper.timed import Budget
 from pseudolangevin.samplers.langevin import pseudo_langevin
-from pseudolangevin.tasks import Splits
 
 
 def test_a_row_passes_within_its_tolerance_and_never_when_it_is_not_a_number():

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
 import pseudolangevin as pl
 from pseudolangevin import masses, noise, trees
 from pseudolangevin.samplers.base import advance
-from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
 T = 3e-5
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pseudolangevin.estimates import average_by_temperature, kept
+from pseudolangevin.report.facts import stopped_chains
+from pseudolangevin.types import Status
 from synthetic import make_trace, stop_chain
 
 from pseudolangevin.diagnostics.averages import discard
-from pseudolangevin.estimates import average_by_temperature, kept
 from pseudolangevin.published import published_averages
-from pseudolangevin.report.facts import stopped_chains
-from pseudolangevin.types import Status
 
 
 def test_kept_records() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pseudolangevin.types import Status
 from rich.console import Console
 from synthetic import make_trace, stop_chain, write_run
 
 from pseudolangevin import watch as module
 from pseudolangevin.sparkline import sparkline
-from pseudolangevin.types import Status
 from pseudolangevin.watch import Snapshot, render, watch
 
 

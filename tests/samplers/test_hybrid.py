@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pseudolangevin.samplers.hybrid_kernel import HybridKernel, trajectory
 
 import pseudolangevin as pl
 from pseudolangevin import gradients, trees
-from pseudolangevin.samplers.hybrid_kernel import HybridKernel, trajectory
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
 import pseudolangevin as pl
 from pseudolangevin import integrator, masses, trees
 from pseudolangevin.chains import Result
 from pseudolangevin.samplers.base import Stream, advance, refresh
-from pseudolangevin.samplers.langevin_kernel import LangevinKernel
 
 # Far apart, so that the statistical error of 𝒱 from 200 mini-batches makes no offenders.
 RATIO, MAX_RATIO, T = 0.02, 0.2, 1e-3

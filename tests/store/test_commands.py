@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 import zarr
+from pseudolangevin.report import write
 
 from pseudolangevin import cli, runs
-from pseudolangevin.report import write
 from pseudolangevin.store.folder import RunFolder
 from pseudolangevin.store.lock import locked
 from pseudolangevin.store.writer import RunWriter
