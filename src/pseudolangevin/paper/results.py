@@ -1,60 +1,106 @@
-"""What a reproduction leaves: rows beside the published numbers, a picture, and where they come from."""
+"""Results of a reproduction: rows compared with the published numbers, a picture, and the files that hold both."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
 from ..diagnostics.averages import Average
-from ..provenance import PACKAGES, version_of
-from ..tuning.result import plain
+from ..diagnostics.diffusion import Diffusion
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+METHODS = {"hMC": "hybrid_monte_carlo", "pL": "pseudo_langevin"}
+LABELS = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+
+Averages: TypeAlias = Mapping[str, Mapping[str, Sequence[Average]]]
+"""Averages by sampler and observable, along temperatures or sizes."""
+Published: TypeAlias = Mapping[str, Mapping[str, Sequence[float | None]]]
+"""Published averages in the same order."""
+Stage: TypeAlias = "tuple[list[Row], Figure, dict[str, Any]]"
+"""Rows, picture and record of all that was measured so far; a reproduction yields one after each of its parts."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity, as measured and as published."""
+    """One measured quantity and its published value."""
 
     quantity: str
     published: float | None
     measured: float
     standard_error: float | None
     tolerance: float | None
-    """Largest accepted |measured − published|, or |measured| where nothing is published; in the quantity's own unit."""
+    """Largest accepted deviation from the published value, or from zero where none is published; None: not judged."""
     passed: bool
 
 
 def row(
     quantity: str,
-    measured: float,
+    measured: float | Average,
     *,
     standard_error: float | None = None,
     published: float | None = None,
     tolerance: float | None = None,
     relative: bool = False,
+    target: float | None = None,
+    at_least: float | None = None,
 ) -> Row:
-    """A row that passes when the deviation is within the tolerance (a share of the published value if `relative`)."""
-    target = published if published is not None else 0.0
+    """Return a row with its verdict; a measured value that is not finite never passes.
+
+    The tolerance is the largest accepted deviation from `target`, by default the published value, or zero where there
+    is none. A `relative` tolerance is a fraction of the published value; a row without one is then not judged. The
+    smallest accepted value, `at_least`, is added to the name.
+    """
+    if isinstance(measured, Average):
+        measured, standard_error = measured.mean, measured.standard_error
     if tolerance is not None and relative:
-        tolerance = tolerance * abs(target)
-    measured = float(measured)
-    passed = math.isfinite(measured) and (tolerance is None or abs(measured - target) <= tolerance)
+        tolerance = None if published is None else tolerance * abs(published)
+    value, target = float(measured), target if target is not None else published or 0.0
+    passed = math.isfinite(value) and (tolerance is None or abs(value - target) <= tolerance)
+    if at_least is not None:
+        quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
     error = standard_error if standard_error is not None and math.isfinite(standard_error) else None
-    return Row(quantity, published, measured, error, tolerance, passed)
+    return Row(quantity, published, value, error, tolerance, passed)
 
 
-def relative_difference(measured: Average, reference: Average) -> tuple[float, float]:
-    """measured/reference − 1, and its standard error."""
-    errors = (measured.standard_error / measured.mean, reference.standard_error / reference.mean)
-    return measured.mean / reference.mean - 1, math.hypot(*errors)
+def compared(quantity: str, measured: Any, published: Any, *, tolerance: float, limit: float) -> list[Row]:
+    """Return the rows of one average from several samplers, of which the first is the reference of the others.
+
+    `measured` and `published` are averages and numbers by sampler. A relative deviation of `tolerance` from the
+    published value is accepted, and one of `limit` from the reference.
+    """
+    rows = [
+        row(f"{quantity}, {label}", value, published=published[label], tolerance=tolerance, relative=True)
+        for label, value in measured.items()
+    ]
+    (first, reference), *others = measured.items()
+    for label, value in others:
+        known = None
+        if published[first] is not None and published[label] is not None:
+            known = published[label] / published[first] - 1
+        error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
+        difference = Average(value.mean / reference.mean - 1, error, math.nan)
+        name = f"{quantity}, {label} over {first}, minus one"
+        rows.append(row(name, difference, published=known, tolerance=limit, target=0.0))
+    return rows
+
+
+def rise(curve: np.ndarray, num_blocks: int = 10) -> float:
+    """Return the mean of the last block of a curve minus that of its lowest block."""
+    blocks = [block.mean() for block in np.array_split(curve, min(num_blocks, len(curve)))]
+    return float(blocks[-1] - min(blocks))
 
 
 @dataclass(frozen=True)
@@ -65,42 +111,149 @@ class Reproduction:
     scale: str
     rows: list[Row]
     figure: Figure
-    settings: Mapping[str, Any]
+    record: Mapping[str, Any]
+    """Settings and everything else that was measured."""
     seed: int
     seconds: float
 
     @property
     def passed(self) -> bool:
-        """Whether every row does."""
+        """Whether every row passes."""
         return all(r.passed for r in self.rows)
 
     def write(self, out: Path) -> None:
-        """NAME.json and NAME.png."""
-        out.mkdir(parents=True, exist_ok=True)
-        content = {
-            "name": self.name,
-            "scale": self.scale,
-            "rows": [asdict(r) for r in self.rows],
-            "provenance": {
-                "device": jax.devices()[0].device_kind,
-                "versions": {name: version_of(name) for name in PACKAGES},
-                "seed": self.seed,
-                "settings": dict(self.settings),
-                "seconds": round(self.seconds, 1),
-            },
+        """Write NAME.json and NAME.png."""
+        provenance = {
+            "device": jax.devices()[0].device_kind,
+            "versions": {name: metadata.version(name) for name in ("pseudolangevin", "jax", "jaxlib", "numpy")},
+            "seed": self.seed,
+            "settings": self.record,
+            "seconds": round(self.seconds, 1),
         }
-        text = json.dumps(plain(content), indent=1, allow_nan=False)
+        content = {"name": self.name, "scale": self.scale, "rows": [asdict(r) for r in self.rows]}
+        text = json.dumps(_plain(content | {"provenance": provenance}), indent=1, allow_nan=False)
         (out / f"{self.name}.json").write_text(text + "\n")
         self.figure.savefig(out / f"{self.name}.png", dpi=150)
 
-    def print(self, console: Console | None = None) -> None:
-        """The rows as a table."""
+    def print(self) -> None:
+        """Print the rows as a table."""
+        from rich.console import Console  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+
         table = Table(title=f"{self.name}, {self.scale} scale")
         for heading in ("quantity", "published", "measured", "± s.e.", "tolerance", ""):
             table.add_column(heading, justify="left" if heading == "quantity" else "right")
         for r in self.rows:
-            numbers = (r.published, r.measured, r.standard_error, r.tolerance)
-            table.add_row(
-                r.quantity, *("–" if x is None else f"{x:.4g}" for x in numbers), "ok" if r.passed else "FAILS"
-            )
-        (console or Console()).print(table)
+            cells = (r.published, r.measured, r.standard_error, r.tolerance)
+            numbers = ("-" if x is None else f"{x:.4g}" for x in cells)
+            table.add_row(r.quantity, *numbers, "ok" if r.passed else "FAILS")
+        Console().print(table)
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers, strings, lists and dictionaries ready for JSON; numbers that are not finite become None."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(item) for item in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, int | str | None) else str(value)
+
+
+@cache
+def published_numbers() -> dict[str, Any]:
+    """Return the content of `published.json`, the figure data published with the paper."""
+    return json.loads(resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class PublishedAverages:
+    """Published equilibrium averages of one sampler by temperature."""
+
+    label: str
+    temperatures: list[float]
+    values: dict[str, list[float]]
+    deviations: dict[str, list[float]]
+    """Thermal standard deviations, where they were published."""
+
+    def at(self, temperature: float, observable: str) -> float | None:
+        """Return the value at a temperature, if it was published."""
+        for known, value in zip(self.temperatures, self.values.get(observable, ()), strict=False):
+            if math.isclose(temperature, known, rel_tol=1e-3):
+                return value
+        return None
+
+
+def published_table(section: str, num_weights: int | None) -> dict[str, PublishedAverages]:
+    """Return the published averages of a section by sampler ("hMC", "pL"); none for a network of another size.
+
+    Columns have the names of our observables; `gradient_variance` is the mean over the first two layers.
+    """
+    table = published_numbers()[section]
+    names = {"train_error": "error", "mean_gradient_variance_first_two_layers": "gradient_variance"}
+    names |= {"equilibrium_test_error": "test_error", "equilibrium_train_error": "error"}
+    found = {}
+    for label, method in METHODS.items():
+        if num_weights == table["num_weights"] and method in table:
+            lines = [list(column) for column in zip(*sorted(table[method]), strict=True)]
+            columns = dict(zip([names.get(name, name) for name in table["columns"]], lines, strict=True))
+            temperatures = columns.pop("temperature")
+            values = {name: column for name, column in columns.items() if not name.endswith("_std")}
+            deviations = {name[:-4]: column for name, column in columns.items() if name.endswith("_std")}
+            found[label] = PublishedAverages(f"published {label}", temperatures, values, deviations)
+    return found
+
+
+def published_value(section: str, num_weights: int, label: str, temperature: float, name: str) -> float | None:
+    """Return the published average of hMC or pL for a network of this size at a temperature, if there is one."""
+    table = published_table(section, num_weights).get(label)
+    return None if table is None else table.at(temperature, name)
+
+
+def published_averages(num_weights: int | None, settings: Mapping[str, Any]) -> list[PublishedAverages]:
+    """Return the averages published for the spin system of a run; none if the run is of another system.
+
+    `settings` are flat names and values of the run; `weight_decay`, `num_train` and `flip_probability` must be the
+    published ones where they are stated.
+    """
+    system = {"weight_decay": 10.0611, "flip_probability": 0.355, "num_train": 5.0 * (num_weights or 0)}
+    for name, value in system.items():
+        stated = settings.get(name, value)
+        if not isinstance(stated, int | float) or not math.isclose(stated, value, rel_tol=1e-3):
+            return []
+    return [a for s in ("thermodynamics", "generalization") for a in published_table(s, num_weights).values()]
+
+
+def draw_averages(x: Sequence[float], xlabel: str, averages: Averages, published: Published) -> Figure:
+    """Draw averages by sampler and name, hollow published points, and dotted relative deviations from the first."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(6, 8.5), layout="constrained")
+    panels = figure.subplots(len(LABELS), 1, sharex=True)
+    for axes, name in zip(panels, LABELS, strict=True):
+        right, reference = axes.twinx(), np.array([v.mean for v in next(iter(averages.values()))[name]])
+        for color, marker, (label, found) in zip(COLORS, "sD^vo", averages.items(), strict=False):
+            means, errors = (np.array([v[i] for v in found[name]]) for i in (0, 1))
+            axes.errorbar(x, means, np.nan_to_num(errors), fmt="o-", ms=5, color=color, label=f"{label}, measured")
+            known = np.array(published[label][name], float)
+            if np.isfinite(known).any():
+                axes.plot(x, known, marker, mfc="none", ms=9, color=color, label=f"{label}, published")
+            right.plot(x, np.abs(means / reference - 1), ":", color="0.5")
+        axes.set(xscale="log", ylabel=LABELS[name])
+        right.set(ylabel="relative difference", ylim=(0, max(0.05, right.get_ylim()[1])))
+    panels[0].legend(frameon=False, fontsize=8)
+    panels[-1].set_xlabel(xlabel)
+    return figure
+
+
+def plot_displacements(axes: Axes, curves: Mapping[str, Diffusion | None], title: str) -> None:
+    """Draw d²/N against wall-clock time."""
+    for color, (label, curve) in zip(COLORS, curves.items(), strict=False):
+        if curve is not None:
+            moved = curve.displacement[0] > 0  # every one of a few moves of hMC may have been rejected
+            axes.plot(curve.seconds[moved], curve.displacement[0][moved], "o-", ms=3, lw=1, color=color, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="wall-clock interval [s]", ylabel="d²/N")
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False, fontsize=7)
