@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from ..samplers.base import Sampler
-from ..samplers.hybrid import HybridMonteCarlo
-from ..samplers.langevin import PseudoLangevin
-from .results import Stage, plot_displacements, row
-from .spins import Case, ratio, speed_record, speed_rows
+from .. import Sampler, hybrid_monte_carlo, pseudo_langevin
+from .._trees import Weights
+from .results import Stage
+from .spins import Case, Task, compare_speeds
 
 
 @dataclass(frozen=True)
@@ -24,45 +21,31 @@ class Settings(Case):
     num_leapfrog_steps: int = 1
 
 
+SMOKE = {"percentages": (1.0, 0.5, 0.1, 10.0), "num_leapfrog_steps": 20}
 SETTINGS = {
     "paper": Settings(5_000, 1e-6, 20_000, equilibration_seconds=4, seconds=4, chunk_size=20_480),
-    "smoke": Settings(
-        10,
-        2e-4,
-        5_000,
-        equilibration_seconds=8,
-        seconds=6,
-        chunk_size=15_600,
-        percentages=(1.0, 0.1, 0.5, 10.0),
-        num_leapfrog_steps=20,
-    ),
+    "smoke": Settings(10, 2e-4, 5_000, equilibration_seconds=8, seconds=6, chunk_size=15_600, **SMOKE),
 }
 
 
 def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
-    """Measure every batch size, and hybrid Monte Carlo, from the same weights."""
-    task, weights = settings.prepare(out)
-    system = (task.potential, task.train)
-    samplers: dict[str, Sampler] = {
-        f"pL, S = {percentage:g} % of P": PseudoLangevin(
-            *system,
-            batch_size=max(2, round(percentage / 100 * task.train.num_examples)),
-            refresh_every=1_000,
-            reset_probability=0.0,
-        )
-        for percentage in settings.percentages
-    }
-    first, *others = samplers
+    """Measure every batch size, and hMC; the paper's batch size must be faster than smaller ones and than hMC."""
+    return compare_speeds([settings], out, samplers_of, pairs_of)
+
+
+def pairs_of(settings: Settings, labels: Sequence[str]) -> list[tuple[str, str, float, bool]]:
+    """Return the pairs to judge: smaller batches at the same interval, as in the paper's figure."""
+    first, *sizes = settings.percentages
+    smaller = [label for label, size in zip(labels[1:], sizes, strict=False) if size < first]
+    return [(labels[0], label, 1.0, True) for label in smaller] + [(labels[0], "hMC", 1.0, False)]
+
+
+def samplers_of(settings: Settings, task: Task, weights: Weights) -> dict[str, Sampler]:
+    """Return the samplers by label."""
     moves = {"num_leapfrog_steps": settings.num_leapfrog_steps, "chunk_size": settings.chunk_size}
-    samplers["hMC"] = HybridMonteCarlo(*system, time_step=0.05, warmup_moves=4, **moves)
-    speeds = settings.measure(samplers, weights)
-    rows = speed_rows(speeds, [(first, "hMC")])
-    for label in others:
-        rows.append(row(f"D*, {label} over {first}", ratio(speeds[label].diffusion, speeds[first].diffusion)))
-        value = ratio(speeds[first].diffusion, speeds[label].diffusion, same_interval=True)
-        rows.append(row(f"d² at the same interval, {first} over {label}", value))
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    title = f"N = {task.num_weights}, T = {settings.temperature:g}"
-    plot_displacements(figure.subplots(), {label: speed.diffusion for label, speed in speeds.items()}, title)
-    record = {"num_weights": task.num_weights, "measured": speed_record(samplers, speeds)}
-    yield rows, figure, asdict(settings) | record
+    found: dict[str, Sampler] = {}
+    for percentage in settings.percentages:
+        options = {"batch_size": max(2, round(percentage / 100 * task.train.num_examples)), "refresh_every": 1_000}
+        sampler = pseudo_langevin(task.potential, task.train, reset_probability=0.0, **options)
+        found[f"pL, S = {percentage:g} % of P"] = sampler
+    return found | {"hMC": hybrid_monte_carlo(task.potential, task.train, time_step=0.05, warmup_moves=4, **moves)}

@@ -7,8 +7,8 @@ mini-batches, so the share of tests scatters by 0.016 between measurements; 20 o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,11 @@ import jax
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
-from ..diagnostics.noise import NoiseStudy, noise_study
-from ..samplers.langevin import PseudoLangevin
+from .. import pseudo_langevin
+from ..diagnostics import NoiseStudy, noise_study
 from .results import COLORS, Row, Stage, published_numbers, row
 from .spins import adam_starts, spin_task
-
-KINDS = {"minibatch": "mini-batch", "white": "white", "total": "total"}
 
 
 @dataclass(frozen=True)
@@ -41,17 +38,10 @@ class Settings:
     seed: int = 0
 
 
+OFTEN = {"batch_size": 1_560, "temperature_ratio": 0.03, "refresh_every": 80, "max_refresh_interval": 80}
 SETTINGS = {
     "paper": Settings(50, 5_000, 3, 1e-6, 30_000, 2_500, {"batch_size": 558, "temperature_ratio": 0.03}),
-    "smoke": Settings(
-        10,
-        60,
-        1,
-        1e-5,
-        4_000,
-        200,
-        {"batch_size": 1_560, "temperature_ratio": 0.03, "refresh_every": 80, "max_refresh_interval": 80},
-    ),
+    "smoke": Settings(10, 60, 1, 1e-5, 4_000, 200, OFTEN),
 }
 
 
@@ -59,18 +49,13 @@ def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
     """Run short chains and measure their noise at regular times."""
     task = spin_task(settings.hidden_units)
     starts = adam_starts(task, out, num_starts=settings.num_starts, epochs=settings.epochs, seed=settings.seed)
-    studies = [
-        noise_study(
-            PseudoLangevin(task.potential, task.train, **settings.sampler),
-            jax.tree.map(lambda w, index=index: w[0, index], starts),
-            temperature=settings.temperature,
-            num_steps=settings.num_steps,
-            measure_every=settings.measure_every,
-            num_draws=settings.num_draws,
-            key=settings.seed + index,
-        )
-        for index in range(settings.num_starts)
-    ]
+    names = ("temperature", "num_steps", "measure_every", "num_draws")
+    options = {name: getattr(settings, name) for name in names}
+    sampler = pseudo_langevin(task.potential, task.train, **settings.sampler)
+    studies = []
+    for index in range(settings.num_starts):
+        start = jax.tree.map(lambda w, i=index: w[0, i], starts)
+        studies.append(noise_study(sampler, start, key=settings.seed + index, **options))
     silent = [int(study.num_silent[-1]) for study in studies]
     record = asdict(settings) | {"num_weights": task.num_weights, "components_without_noise": silent}
     yield rows_of(studies, task.num_weights), draw(studies[0]), record
@@ -79,29 +64,27 @@ def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
 def rows_of(studies: list[NoiseStudy], num_weights: int) -> list[Row]:
     """Return the rows on normality, correlations and memory; errors come from the scatter between measurements."""
 
-    def measured(quantity: str, values: np.ndarray, **judged: Any) -> Row:
+    def judge(quantity: str, values: np.ndarray, **options: Any) -> Row:
         error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-        return row(quantity, values.mean(), standard_error=float(error), **judged)
+        return row(quantity, values.mean(), standard_error=float(error), **options)
 
     numbers = published_numbers()["noise"]
     known = numbers if numbers["num_weights"] == num_weights else {}
     spreads = np.concatenate([study.correlation_std for study in studies])
     memory = np.concatenate([study.autocorrelation for study in studies])
-    # Gaussian noise of the right variance has a share between 0.93 and 0.96.
     share = np.concatenate([study.ks_fraction for study in studies])
     published = known.get("fraction_of_ks_p_values_above_0.05")
-    rows = [measured("share of KS tests with p > 0.05", share, published=published, tolerance=0.015, target=0.945)]
-    for index, (kind, label) in enumerate(KINDS.items()):
+    # Gaussian noise of the right variance has a share between 0.93 and 0.96.
+    rows = [judge("share of KS tests with p > 0.05", share, published=published, tolerance=0.015, target=0.945)]
+    for index, kind in enumerate(("minibatch", "white", "total")):
+        limits = {"tolerance": 0.25 if kind == "minibatch" else 0.03, "relative": True}
         published = known.get(f"correlation_std_{kind}_noise")
-        tolerance = 0.25 if kind == "minibatch" else 0.03
-        quantity = f"standard deviation of the correlations, {label} noise"
-        rows.append(measured(quantity, spreads[:, index], published=published, tolerance=tolerance, relative=True))
-    excess = spreads[:, 2] / spreads[:, 1] - 1
-    rows.append(measured("correlations of total over white noise, minus one", excess, tolerance=0.02))
-    for index, label in enumerate(KINDS.values()):
+        quantity = f"standard deviation of the correlations, {kind} noise"
+        rows.append(judge(quantity, spreads[:, index], published=published, **limits))
         after_one = memory[:, index, 1] / memory[:, index, 0]
-        rows.append(measured(f"autocorrelation after one step, {label} noise", after_one, tolerance=0.03))
-    return rows
+        rows.append(judge(f"autocorrelation after one step, {kind} noise", after_one, tolerance=0.03))
+    excess = spreads[:, 2] / spreads[:, 1] - 1
+    return [*rows, judge("correlations of total over white noise, minus one", excess, tolerance=0.02)]
 
 
 def draw(study: NoiseStudy) -> Figure:
@@ -109,40 +92,29 @@ def draw(study: NoiseStudy) -> Figure:
     figure = Figure(figsize=(11, 7), layout="constrained")
     grid = figure.add_gridspec(3, 3)
     noise, correlations = (figure.add_subplot(grid[:, column]) for column in (0, 1))
-    _waterfall(noise, study, study.noise_edges, {"mini-batch": study.noise_density}, stats.norm.pdf)
+    centers = (study.noise_edges[1:] + study.noise_edges[:-1]) / 2
+    normal = np.broadcast_to(np.exp(-(centers**2) / 2) / np.sqrt(2 * np.pi), study.noise_density.shape)
+    _waterfall(noise, study, study.noise_edges, np.stack([study.noise_density, normal], axis=1))
     noise.set_title("a) mini-batch noise $R^{(b)}$; orange: N(0, 1)", fontsize=10)
-    densities = {label: study.correlation_density[:, index] for index, label in enumerate(KINDS.values())}
-    _waterfall(correlations, study, study.correlation_edges, densities)
-    correlations.set_title("b) correlations $C_{ij}$", fontsize=10)
-    correlations.legend(frameon=False, fontsize=8)
-    for index, label in enumerate(KINDS.values()):
+    _waterfall(correlations, study, study.correlation_edges, study.correlation_density)
+    correlations.set_title("b) correlations $C_{ij}$ of the noises in c)", fontsize=10)
+    for index, kind in enumerate(("minibatch", "white", "total")):
         axes = figure.add_subplot(grid[index, 2])
         curves = study.autocorrelation[:, index] / study.autocorrelation[:, index, :1]
         axes.plot(curves.T, color=COLORS[index], alpha=0.4, lw=1)
         axes.axhline(0, color="0.6", lw=0.8)
-        axes.set(ylabel=label, ylim=(-0.25, 1.05), xlabel="steps")
-        if index == 0:
-            axes.set_title(r"c) autocorrelation $\overline{\chi}(\Delta t)$", fontsize=10)
+        axes.set(ylabel=kind, ylim=(-0.25, 1.05), xlabel="steps")
+        axes.set_title(r"c) autocorrelation $\overline{\chi}(\Delta t)$" if index == 0 else "", fontsize=10)
     return figure
 
 
-def _waterfall(
-    axes: Axes,
-    study: NoiseStudy,
-    edges: np.ndarray,
-    densities: Mapping[str, np.ndarray],
-    reference: Callable[[np.ndarray], np.ndarray] | None = None,
-) -> None:
-    """Draw densities, shifted upwards along the run, on dashed lines where the gradient variance was new."""
-    centers = (edges[1:] + edges[:-1]) / 2
-    height = max(density.max() for density in densities.values())
+def _waterfall(axes: Axes, study: NoiseStudy, edges: np.ndarray, densities: np.ndarray) -> None:
+    """Draw densities (time, kind, bin), shifted upwards along the run; lines are dashed at a new gradient variance."""
+    centers, height = (edges[1:] + edges[:-1]) / 2, 0.8 * densities.max()
     for index, step in enumerate(study.steps):
-        base = 0.8 * height * index
-        for color, (label, density) in zip(COLORS, densities.items(), strict=False):
-            axes.plot(centers, base + density[index], color=color, lw=1, label=label if index == 0 else None)
-        if reference is not None:
-            axes.plot(centers, base + reference(centers), color=COLORS[1], lw=0.8)
-        fresh = index == 0 or study.last_refresh[index] != study.last_refresh[index - 1]
-        axes.axhline(base, color="0.4" if fresh else "0.85", lw=0.8 if fresh else 0.5, ls="--" if fresh else "-")
-        axes.text(edges[0], base, f" t = {step:,}", fontsize=7, va="bottom")
+        for color, density in zip(COLORS, densities[index], strict=False):
+            axes.plot(centers, height * index + density, color=color, lw=1)
+        new = index == 0 or study.last_refresh[index] != study.last_refresh[index - 1]
+        axes.axhline(height * index, color="0.4" if new else "0.85", lw=0.7, ls="--" if new else "-")
+        axes.text(edges[0], height * index, f" t = {step:,}", fontsize=7, va="bottom")
     axes.set(yticks=[], xlim=(edges[0], edges[-1]), xlabel="dashes: new gradient variance")

@@ -25,10 +25,6 @@ METHODS = {"hMC": "hybrid_monte_carlo", "pL": "pseudo_langevin"}
 LABELS = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
-Averages: TypeAlias = Mapping[str, Mapping[str, Sequence[Average]]]
-"""Averages by sampler and observable, along temperatures or sizes."""
-Published: TypeAlias = Mapping[str, Mapping[str, Sequence[float | None]]]
-"""Published averages in the same order."""
 Stage: TypeAlias = "tuple[list[Row], Figure, dict[str, Any]]"
 """Rows, picture and record of all that was measured so far; a reproduction yields one after each of its parts."""
 
@@ -73,28 +69,6 @@ def row(
         quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
     error = standard_error if standard_error is not None and math.isfinite(standard_error) else None
     return Row(quantity, published, value, error, tolerance, passed)
-
-
-def compared(quantity: str, measured: Any, published: Any, *, tolerance: float, limit: float) -> list[Row]:
-    """Return the rows of one average from several samplers, of which the first is the reference of the others.
-
-    `measured` and `published` are averages and numbers by sampler. A relative deviation of `tolerance` from the
-    published value is accepted, and one of `limit` from the reference.
-    """
-    rows = [
-        row(f"{quantity}, {label}", value, published=published[label], tolerance=tolerance, relative=True)
-        for label, value in measured.items()
-    ]
-    (first, reference), *others = measured.items()
-    for label, value in others:
-        known = None
-        if published[first] is not None and published[label] is not None:
-            known = published[label] / published[first] - 1
-        error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
-        difference = Average(value.mean / reference.mean - 1, error, math.nan)
-        name = f"{quantity}, {label} over {first}, minus one"
-        rows.append(row(name, difference, published=known, tolerance=limit, target=0.0))
-    return rows
 
 
 def rise(curve: np.ndarray, num_blocks: int = 10) -> float:
@@ -226,22 +200,59 @@ def published_averages(num_weights: int | None, settings: Mapping[str, Any]) -> 
     return [a for s in ("thermodynamics", "generalization") for a in published_table(s, num_weights).values()]
 
 
-def draw_averages(x: Sequence[float], xlabel: str, averages: Averages, published: Published) -> Figure:
-    """Draw averages by sampler and name, hollow published points, and dotted relative deviations from the first."""
+@dataclass(frozen=True)
+class Point:
+    """Averages of several samplers for one size and temperature; the first sampler is the reference of the others."""
+
+    num_weights: int
+    temperature: float
+    averages: Mapping[str, Mapping[str, Average]]
+    """Averages by sampler ("hMC", "pL") and observable."""
+
+    def published(self, label: str, name: str) -> float:
+        """Return the published average; NaN if there is none."""
+        tables = {table.label: table for table in published_averages(self.num_weights, {})}
+        found = tables[f"published {label}"].at(self.temperature, name) if f"published {label}" in tables else None
+        return math.nan if found is None else found
+
+    def rows(self, where: str, tolerance: float, limit: float) -> list[Row]:
+        """Return the rows, judged by the relative deviation from the published values and from the reference."""
+        rows = []
+        for name in LABELS:
+            (first, reference), *others = ((label, found[name]) for label, found in self.averages.items())
+            for label, value in [(first, reference), *others]:
+                known = _known(self.published(label, name))
+                quantity = f"{name} at {where}, {label}"
+                rows.append(row(quantity, value, published=known, tolerance=tolerance, relative=True))
+            for label, value in others:
+                known = _known(self.published(label, name) / self.published(first, name) - 1)
+                error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
+                difference = Average(value.mean / reference.mean - 1, error, math.nan)
+                quantity = f"{name} at {where}, {label} over {first}, minus one"
+                rows.append(row(quantity, difference, published=known, tolerance=limit, target=0.0))
+        return rows
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def draw_points(points: Sequence[Point], x: Sequence[float], xlabel: str) -> Figure:
+    """Draw measured averages, hollow published ones, and dotted relative deviations from the reference."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(6, 8.5), layout="constrained")
     panels = figure.subplots(len(LABELS), 1, sharex=True)
-    for axes, name in zip(panels, LABELS, strict=True):
-        right, reference = axes.twinx(), np.array([v.mean for v in next(iter(averages.values()))[name]])
-        for color, marker, (label, found) in zip(COLORS, "sD^vo", averages.items(), strict=False):
-            means, errors = (np.array([v[i] for v in found[name]]) for i in (0, 1))
+    for axes, (name, ylabel) in zip(panels, LABELS.items(), strict=True):
+        right, reference = axes.twinx(), None
+        for color, marker, label in zip(COLORS, "sD^vo", points[0].averages, strict=False):
+            means, errors, _ = np.array([point.averages[label][name] for point in points]).T
             axes.errorbar(x, means, np.nan_to_num(errors), fmt="o-", ms=5, color=color, label=f"{label}, measured")
-            known = np.array(published[label][name], float)
-            if np.isfinite(known).any():
-                axes.plot(x, known, marker, mfc="none", ms=9, color=color, label=f"{label}, published")
+            known = [point.published(label, name) for point in points]
+            axes.plot(x, known, marker, mfc="none", ms=9, color=color, label=f"{label}, published")
+            reference = means if reference is None else reference
             right.plot(x, np.abs(means / reference - 1), ":", color="0.5")
-        axes.set(xscale="log", ylabel=LABELS[name])
+        axes.set(xscale="log", ylabel=ylabel)
         right.set(ylabel="relative difference", ylim=(0, max(0.05, right.get_ylim()[1])))
     panels[0].legend(frameon=False, fontsize=8)
     panels[-1].set_xlabel(xlabel)

@@ -1,35 +1,30 @@
-"""Spin-vector task of the paper: data, network and potential of one size, starts, and the speed of samplers."""
+"""Spin-vector task of the paper: data, network and potential of one size, starts, chains, and speeds of samplers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
+from matplotlib.figure import Figure
 
+from .. import Dataset, Potential, Result, Run, Sampler, classification, models, pseudo_langevin, sample, tasks
 from .. import _trees as trees
-from .. import models
 from .._random import normal_like
 from .._trees import Array, Key, Weights
 from ..apps.fit import trained_starts
-from ..chains import Result, Run, sample
-from ..data import Dataset, tasks
 from ..diagnostics.averages import DEFAULT_DISCARD, Average, average_by_temperature, kept
 from ..diagnostics.diffusion import Diffusion, MeasuredDiffusion, measure_diffusion
-from ..potential import Potential, classification
-from ..samplers.base import HEALTHY, Sampler
-from ..samplers.langevin import PseudoLangevin
-from .results import LABELS, Row, row
+from .results import LABELS, Row, Stage, plot_displacements, row
 
 
 @dataclass(frozen=True)
-class SpinTask:
+class Task:
     """Data, network and potential of one size."""
 
     train: Dataset
@@ -42,20 +37,14 @@ class SpinTask:
         """Number of weights, N."""
         return trees.num_weights(jax.eval_shape(self.network.init, jax.random.key(0)))
 
-    def ideal_loss(self, flip_probability: float = 0.355) -> float:
-        """Return the training loss of the ideal classifier, which has the reference vectors of the classes.
-
-        A reference vector is the sign of the mean over the examples of its class.
-        """
-        inputs, labels = np.asarray(self.train.inputs, np.float32), np.asarray(self.train.targets)
-        references = np.sign([inputs[labels == k].mean(axis=0) for k in np.unique(labels)])
-        scores = inputs @ references.T * (math.log(1 / flip_probability - 1) / 2)
-        return float(np.mean(np.logaddexp.reduce(scores, axis=1) - scores[np.arange(len(labels)), labels]))
+    def starts(self, num_steps: int, *, num_starts: int = 1, seed: int = 0, **options: Any) -> Weights:
+        """Return starts without dead classes, leading axes (1, start), from a training by Adam."""
+        options |= {"num_steps": num_steps, "num_starts": num_starts, "key": seed}
+        found = trained_starts(self.potential, self.train, self.network.init, **options)
+        return jax.tree.map(lambda w: w[None], found)
 
 
-def spin_task(
-    hidden_units: int, *, num_train: int | None = None, weight_decay: float = 10.0611, data_seed: int = 6
-) -> SpinTask:
+def spin_task(hidden_units: int, *, num_train: int | None = None, data_seed: int = 6) -> Task:
     """Return the task with N = 201·L1 + 1110 weights, P = 5N training examples (or P as given) and 0.18·P to test.
 
     The published data set is not available, and data sets differ: over seeds 0 to 15 the loss of the ideal classifier
@@ -64,14 +53,25 @@ def spin_task(
     network = models.feedforward((100, hidden_units, 100, 10), output_activation="relu")
     num_train = num_train or 5 * (201 * hidden_units + 1_110)
     train, test = tasks.spin_vectors(jax.random.key(data_seed), num_train=num_train, num_test=round(0.18 * num_train))
-    return SpinTask(train, test, network, classification(network.apply, weight_decay=weight_decay))
+    return Task(train, test, network, classification(network.apply, weight_decay=10.0611))
 
 
-def stored(path: Path, task: SpinTask, make: Callable[[], Weights]) -> Weights:
+def ideal_loss(task: Task, flip_probability: float = 0.355) -> float:
+    """Return the training loss of the ideal classifier, which has the reference vectors of the classes.
+
+    A reference vector is the sign of the mean over the examples of its class.
+    """
+    inputs, labels = np.asarray(task.train.inputs, np.float32), np.asarray(task.train.targets)
+    references = np.sign([inputs[labels == k].mean(axis=0) for k in np.unique(labels)])
+    scores = inputs @ references.T * (math.log(1 / flip_probability - 1) / 2)
+    return float(np.mean(np.logaddexp.reduce(scores, axis=1) - scores[np.arange(len(labels)), labels]))
+
+
+def stored(path: Path, task: Task, make: Callable[[], Weights]) -> Weights:
     """Return the weights in an .npz file, leading axes (1, chain); if it does not exist, make them and write it."""
-    shapes, structure = jax.tree.flatten(jax.eval_shape(task.network.init, jax.random.key(0)))
     if not path.exists():
-        keep(path, make())
+        np.savez(path, *map(np.asarray, jax.tree.leaves(make())))
+    shapes, structure = jax.tree.flatten(jax.eval_shape(task.network.init, jax.random.key(0)))
     with np.load(path, allow_pickle=False) as file:
         leaves = [file[name] for name in file.files]
     if [leaf.shape[2:] for leaf in leaves] != [leaf.shape for leaf in shapes]:
@@ -79,44 +79,34 @@ def stored(path: Path, task: SpinTask, make: Callable[[], Weights]) -> Weights:
     return jax.tree.unflatten(structure, leaves)
 
 
-def end_of(out: Path, task: SpinTask, temperature: float) -> Path:
-    """Return the file with the last weights of a long chain, from which other reproductions start."""
+def keep_end(out: Path, task: Task, temperature: float, weights: Weights) -> None:
+    """Write the last weights of a long chain, from which comparisons of speed start."""
+    path = _end(out, task, temperature)
+    path.unlink(missing_ok=True)
+    stored(path, task, lambda: weights)
+
+
+def _end(out: Path, task: Task, temperature: float) -> Path:
     return out / f"end-{task.num_weights}-{temperature:g}.npz"
 
 
-def keep(path: Path, weights: Weights) -> None:
-    """Write weights with leading axes (1, chain) for `stored`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, *map(np.asarray, jax.tree.leaves(weights)))
-
-
-def adam_starts(task: SpinTask, out: Path, *, num_starts: int, epochs: int, seed: int = 0) -> Weights:
+def adam_starts(task: Task, out: Path, *, num_starts: int, epochs: int, seed: int = 0) -> Weights:
     """Return starts of the paper's Adam, leading axes (1, start), from a file if they were trained before.
 
     Batches hold 128 examples; the learning rate is 1e-4, times 0.8 every 1000 epochs.
     """
-
-    def train() -> Weights:
-        num_steps = round(epochs * task.train.num_examples / 128)
-        schedule = {"learning_rate": 1e-4, "decay_factor": 0.8, "decay_epochs": 1_000}
-        options = {"num_starts": num_starts, "num_steps": num_steps, "key": seed, **schedule}
-        starts = trained_starts(task.potential, task.train, task.network.init, **options)
-        return jax.tree.map(lambda w: w[None], starts)
-
-    return stored(out / f"starts-{task.num_weights}-{num_starts}x{epochs}.npz", task, train)
+    schedule = {"learning_rate": 1e-4, "decay_factor": 0.8, "decay_epochs": 1_000}
+    num_steps = round(epochs * task.train.num_examples / 128)
+    path = out / f"starts-{task.num_weights}-{num_starts}x{epochs}.npz"
+    return stored(path, task, lambda: task.starts(num_steps, num_starts=num_starts, seed=seed, **schedule))
 
 
-def prior_start(task: SpinTask, temperature: float, *, scores: float = 1.0, seed: int = 0) -> Weights:
-    """Return weights from the prior N(0, N·T/λ) with the last layer scaled down, so that no class is dead.
+def prior_start(task: Task, temperature: float, *, scores: float = 1.0, seed: int = 0) -> Weights:
+    """Return weights from the prior N(0, N·T/λ), the last layer scaled down, without dead classes.
 
-    Above the transition nearly all directions of weight space are set by the regulariser alone. From these weights they
-    are at temperature T at once; from the small weights of an initialisation, |w|² takes 𝒱/(4·T·𝒯·λ/N) steps to grow.
-
-    Args:
-        task: the task.
-        temperature: T.
-        scores: standard deviation of the scores after scaling; at high T the prior's own is in the hundreds.
-        seed: first seed; draws with a class whose score is positive for less than 1 % of the examples are skipped.
+    Above the transition nearly all directions are set by the regulariser alone, and these weights are at temperature T
+    at once; from the small weights of an initialisation, |w|² takes 𝒱/(4·T·𝒯·λ/N) steps to grow. The last layer is
+    scaled such that the scores have the standard deviation `scores`, since those of the prior can be in the hundreds.
     """
     inputs = task.train.head(min(2_000, task.train.num_examples)).inputs
     shapes = jax.eval_shape(task.network.init, jax.random.key(0))
@@ -125,76 +115,53 @@ def prior_start(task: SpinTask, temperature: float, *, scores: float = 1.0, seed
     @jax.jit
     def draw(key: Key, inputs: Array) -> tuple[Weights, Array]:
         weights = jax.tree.map(lambda noise: scale * noise, normal_like(key, shapes))
-        outputs = task.network.apply(weights, inputs)
+        outputs, last = task.network.apply(weights, inputs), max(weights)
         factor = jnp.minimum(1.0, scores / jnp.std(outputs))
-        last = max(weights)
-        scaled = weights | {last: jax.tree.map(lambda w: factor * w, weights[last])}
-        return scaled, jnp.min(jnp.mean(outputs > 0, axis=0))
+        weights |= {last: jax.tree.map(lambda w: factor * w, weights[last])}
+        return weights, jnp.min(jnp.mean(outputs > 0, axis=0))
 
     for candidate in range(seed, seed + 1_000):
         weights, smallest_share = draw(jax.random.key(candidate), inputs)
-        if smallest_share >= 0.01:
+        if smallest_share >= 0.01:  # of the examples with a positive score, in the worst class
             return jax.tree.map(np.asarray, weights)
-    raise ValueError(f"seed = {seed}: every class is dead in some part of 1000 draws from the prior; try another seed")
+    raise ValueError(f"seed = {seed}: each of 1000 draws from the prior has a dead class; try another seed")
 
 
 @dataclass(frozen=True)
 class Chains:
-    """Settings of a sampler and length of its chains."""
+    """Length of some chains, and settings of their sampler."""
 
     num_steps: int
     record_every: int
     max_seconds: float
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the sampler."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def sample(
-        self,
-        sampler: Callable[..., Sampler],
-        task: SpinTask,
-        starts: Weights,
-        temperatures: Sequence[float],
-        num_chains: int,
-        *,
-        key: int,
-        **others: Any,
-    ) -> Result:
-        """Return the chains of a sampler; `others` are further arguments of `sample`."""
-        return sample(
-            sampler(task.potential, task.train, **self.options),
-            starts,
-            temperatures=temperatures,
-            num_chains=num_chains,
-            num_steps=self.num_steps,
-            record_every=self.record_every,
-            max_seconds=self.max_seconds,
-            key=key,
-            **others,
-        )
+    def sample(self, sampler: Callable[..., Sampler], task: Task, starts: Weights, **options: Any) -> Result:
+        """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`."""
+        lengths = {"num_steps": self.num_steps, "record_every": self.record_every, "max_seconds": self.max_seconds}
+        return sample(sampler(task.potential, task.train, **self.settings), starts, **lengths, **options)
 
 
-def hybrid_chains(
-    num_moves: int, max_seconds: float, num_leapfrog_steps: int, time_step: float, warmup_moves: int, chunk_size: int
-) -> Chains:
-    """Return the settings of hybrid Monte Carlo with a record after every move."""
-    options = {"num_leapfrog_steps": num_leapfrog_steps, "time_step": time_step}
-    options |= {"warmup_moves": warmup_moves, "chunk_size": chunk_size}
-    return Chains(num_moves, 1, max_seconds, options)
+def hybrid_chains(num_moves: int, seconds: float, steps: int, time_step: float, warmup: int, chunk_size: int) -> Chains:
+    """Return chains of hybrid Monte Carlo that are recorded after every move."""
+    settings = {"num_leapfrog_steps": steps, "time_step": time_step, "warmup_moves": warmup, "chunk_size": chunk_size}
+    return Chains(num_moves, 1, seconds, settings)
 
 
-def averages_of(trace: xr.Dataset, discard: float = DEFAULT_DISCARD) -> dict[str, list[Average]]:
+def averages_of(result: Result, discard: float = DEFAULT_DISCARD) -> list[dict[str, Average]]:
     """Return the averages of loss, |w|² and error at every temperature."""
-    trace = kept(trace, discard)
-    return {name: average_by_temperature(trace[name], trace) for name in LABELS}
+    trace = kept(result.trace, discard)
+    columns = [average_by_temperature(trace[name], trace) for name in LABELS]
+    return [dict(zip(LABELS, averages, strict=True)) for averages in zip(*columns, strict=True)]
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Return the length of a run and, for every temperature, virial temperature over T and acceptance."""
+    """Return the steps of a run, its virial temperatures over T, and the share of accepted moves."""
     trace = kept(result.trace)
-    ratios = {"virial_over_temperature": trace["virial_temperature"] / trace["temperature"]}
-    ratios |= {name: trace[name] for name in ("acceptance",) if name in trace}
-    means = {name: [v.mean for v in average_by_temperature(values, trace)] for name, values in ratios.items()}
-    return {"steps": int(result.trace["step"][-1]), **means}
+    means = {"virial_over_temperature": trace["virial_temperature"] / trace["temperature"]}
+    means |= {name: trace[name] for name in ("acceptance",) if name in trace}
+    found = {name: [v.mean for v in average_by_temperature(values, trace)] for name, values in means.items()}
+    return {"steps": int(result.trace["step"][-1])} | found
 
 
 @dataclass(frozen=True)
@@ -211,51 +178,40 @@ class Case:
     chunk_size: int
     seed: int = 0
 
-    def prepare(self, out: Path) -> tuple[SpinTask, Weights]:
+    def prepare(self, out: Path) -> tuple[Task, Weights]:
         """Return the task and one chain's weights near equilibrium."""
         task = spin_task(self.hidden_units)
 
         def equilibrate() -> Weights:
-            steps = {"num_starts": 1, "num_steps": self.training_steps, "key": self.seed}
-            start = trained_starts(task.potential, task.train, task.network.init, **steps)
             # Masses are only raised: after a reset, those of a million weights can be too light for later weights.
-            chains = Chains(
-                10**7, 1_000, self.equilibration_seconds, {"refresh_every": 1_000, "reset_probability": 0.0}
-            )
-            others = {"key": self.seed, "observe_examples": min(10_000, task.train.num_examples)}
-            result = chains.sample(PseudoLangevin, task, start, [self.temperature], 1, **others)
-            if not np.isin(result.trace["status"].values[..., -1], HEALTHY).all():
-                raise ValueError(
-                    f"seed = {self.seed}: the chain at N = {task.num_weights}, T = {self.temperature:g} stopped before "
-                    "equilibrium; try another seed"
-                )
-            return result.weights
+            settings = {"refresh_every": 1_000, "reset_probability": 0.0}
+            chains = Chains(10**7, 1_000, self.equilibration_seconds, settings)
+            options = {"temperatures": [self.temperature], "key": self.seed, "chunk_size": self.chunk_size}
+            start = task.starts(self.training_steps, seed=self.seed)
+            return chains.sample(pseudo_langevin, task, start, **options).weights
 
-        weights = stored(end_of(out, task, self.temperature), task, equilibrate)
+        weights = stored(_end(out, task, self.temperature), task, equilibrate)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(weights)):
+            raise ValueError(
+                f"N = {task.num_weights}, T = {self.temperature:g}: the first chain failed; change the seed"
+            )
         return task, jax.tree.map(lambda w: w[0, 0], weights)
 
-    def measure(self, samplers: Mapping[str, Sampler], weights: Weights) -> dict[str, MeasuredDiffusion]:
-        """Return the speed of every sampler from the same weights, one after the other.
+    def measure(self, sampler: Sampler, weights: Weights) -> MeasuredDiffusion:
+        """Return the speed of a sampler.
 
         The shortest interval is one move, or the memory of the momenta, 1/(1 - c1²) steps. Before the clock starts,
         hybrid Monte Carlo adapts its time step, and the other samplers measure the gradient variance ten times, so that
         their masses are those of a long run.
         """
         options = {"temperatures": [self.temperature], "chunk_size": self.chunk_size}
-        found = {}
-        for label, sampler in samplers.items():
-            run = Run(sampler, **options)
-            states, every, discard = run.start(weights, self.seed), 1, getattr(sampler, "warmup_moves", None)
-            if isinstance(sampler, PseudoLangevin):
-                every = max(50, round(1 / (1 - sampler.momentum_retention**2)))
-                often = Run(replace(sampler, refresh_every=every, max_refresh_interval=every), **options)
-                states = measure_diffusion(often, states, every=every, seconds=0, discard_steps=9 * every).states
-            speed = measure_diffusion(run, states, every=every, seconds=self.seconds, discard_steps=discard)
-            found[label] = speed
-            print(
-                f"{label}: D*/N = {speed.coefficient:.3g} 1/s, {1e3 * speed.seconds_per_step:.4g} ms/step", flush=True
-            )
-        return found
+        run = Run(sampler, **options)
+        states, every, discard = run.start(weights, self.seed), 1, getattr(sampler, "warmup_moves", None)
+        if sampler.refreshes:
+            every = max(50, round(1 / (1 - sampler.momentum_retention**2)))
+            often = Run(replace(sampler, refresh_every=every, max_refresh_interval=every), **options)
+            states = measure_diffusion(often, states, every=every, seconds=0, discard_steps=9 * every).states
+        return measure_diffusion(run, states, every=every, seconds=self.seconds, discard_steps=discard)
 
 
 def ratio(left: Diffusion | None, right: Diffusion | None, *, same_interval: bool = False) -> Average:
@@ -270,24 +226,40 @@ def ratio(left: Diffusion | None, right: Diffusion | None, *, same_interval: boo
     return Average(value, value * math.hypot(*errors), math.nan)
 
 
-def speed_rows(speeds: Mapping[str, MeasuredDiffusion], pairs: Iterable[tuple[str, str]], where: str = "") -> list[Row]:
-    """Return D*/N of every sampler, and the ratios of D* of pairs (faster, slower), which must be at least one."""
-    rows = [
-        row(f"D*/N in 1/s{where}, {label}", speed.coefficient, standard_error=speed.coefficient_error)
-        for label, speed in speeds.items()
-    ]
-    for faster, slower in pairs:
-        value = ratio(speeds[faster].diffusion, speeds[slower].diffusion)
-        rows.append(row(f"D*{where}, {faster} over {slower}", value, at_least=1.0))
-    return rows
+def compare_speeds(
+    cases: Sequence[Case],
+    out: Path,
+    samplers_of: Callable[[Any, Task, Weights], Mapping[str, Sampler]],
+    pairs_of: Callable[[Any, Sequence[str]], Iterable[tuple[str, str, float, bool]]],
+) -> Iterator[Stage]:
+    """Measure samplers from the same weights, one after the other, in every case.
 
-
-def speed_record(samplers: Mapping[str, Sampler], speeds: Mapping[str, MeasuredDiffusion]) -> dict[str, Any]:
-    """Return settings, times and displacements by sampler, ready for JSON."""
-    names = ("num_steps", "seconds", "refresh_seconds", "num_refreshes")
-    return {
-        label: {"sampler": samplers[label].name, "settings": samplers[label].settings}
-        | {name: getattr(speed, name) for name in names}
-        | {"diffusion": None if speed.diffusion is None else speed.diffusion.to_dict()}
-        for label, speed in speeds.items()
-    }
+    `samplers_of` returns the samplers of a case by label. `pairs_of` returns pairs of labels (faster, slower), the
+    smallest accepted ratio of their D*, and whether it is taken at the same interval.
+    """
+    rows: list[Row] = []
+    curves: dict[str, dict[str, Diffusion | None]] = {}
+    record: dict[str, Any] = {"cases": [asdict(case) for case in cases], "measured": {}}
+    for case in cases:
+        task, weights = case.prepare(out)
+        where = f"N = {task.num_weights}, T = {case.temperature:g}"
+        found, measured = curves.setdefault(where, {}), record["measured"].setdefault(where, {})
+        for label, sampler in samplers_of(case, task, weights).items():
+            speed = case.measure(sampler, weights)
+            print(f"{where}, {label}: D*/N = {speed.coefficient:.3g} 1/s", flush=True)
+            rows.append(
+                row(f"D*/N in 1/s, {where}, {label}", speed.coefficient, standard_error=speed.coefficient_error)
+            )
+            found[label] = speed.diffusion
+            measured[label] = {"sampler": sampler.name, "settings": sampler.settings, "D*/N": speed.coefficient}
+            measured[label] |= {"seconds_per_step": speed.seconds_per_step}
+            measured[label] |= {"variance_share": speed.num_refreshes * speed.refresh_seconds / speed.seconds}
+            measured[label] |= {"time_step": np.mean(getattr(speed.states, "time_step", math.nan))}
+            measured[label] |= {} if speed.diffusion is None else speed.diffusion.to_dict()
+        for faster, slower, least, same in pairs_of(case, list(found)):
+            quantity = f"D*{' at the same interval' * same}, {where}, {faster} over {slower}"
+            rows.append(row(quantity, ratio(found[faster], found[slower], same_interval=same), at_least=least))
+        figure = Figure(figsize=(5 * len(curves), 4.5), layout="constrained")
+        for axes, (title, drawn) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+            plot_displacements(axes, drawn, title)
+        yield rows, figure, record

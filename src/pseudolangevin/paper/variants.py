@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-from matplotlib.figure import Figure
 
-from ..samplers.base import Sampler
-from ..samplers.hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
-from ..samplers.langevin import NaivePseudoLangevin, PseudoLangevin
-from .results import Stage, plot_displacements
-from .spins import Case, speed_record, speed_rows
+from .. import Sampler, hybrid_monte_carlo, minibatch_hybrid_monte_carlo, naive_pseudo_langevin, pseudo_langevin
+from .._trees import Weights
+from .results import Stage
+from .spins import Case, Task, compare_speeds
 
 
 @dataclass(frozen=True)
@@ -35,27 +33,24 @@ SETTINGS = {
 
 
 def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
-    """Measure five samplers from the same weights."""
-    task, weights = settings.prepare(out)
+    """Measure five samplers from the same weights; pL must be faster than the others."""
+    return compare_speeds([settings], out, samplers_of, lambda _, labels: [("pL", x, 1.0, False) for x in labels[1:]])
+
+
+def samplers_of(settings: Settings, task: Task, weights: Weights) -> dict[str, Sampler]:
+    """Return the samplers by label."""
     system = (task.potential, task.train)
     moves = {"num_leapfrog_steps": settings.num_leapfrog_steps, "chunk_size": settings.chunk_size}
-    langevin = PseudoLangevin(*system, refresh_every=1_000, reset_probability=0.0)
-    state = langevin.init(jax.random.key(settings.seed), weights, settings.temperature)
+    langevin = pseudo_langevin(*system, refresh_every=1_000, reset_probability=0.0)
+    state = jax.jit(langevin.init)(jax.random.key(settings.seed), weights, settings.temperature)
     largest = max(float(v.max()) for v in jax.tree.leaves(state.gradient_variance))
     # With a mass of one the temperature ratio is 𝒯 = δt²·𝒱/(4·(1 − c1²)·T).
     friction = 1 - langevin.momentum_retention**2
     time_step = math.sqrt(4 * friction * settings.temperature * langevin.temperature_ratio / largest)
-    samplers: dict[str, Sampler] = {
+    return {
         "pL": langevin,
-        "naive pL, variance subtracted": NaivePseudoLangevin(*system, time_step=time_step, refresh_every=1_000),
-        "naive pL": NaivePseudoLangevin(*system, time_step=time_step, subtract_variance=False),
-        "hMC": HybridMonteCarlo(*system, time_step=0.05, warmup_moves=4, **moves),
-        "mb-hMC": MinibatchHybridMonteCarlo(*system, time_step=0.01, warmup_moves=20, **moves),
+        "naive pL, variance subtracted": naive_pseudo_langevin(*system, time_step=time_step, refresh_every=1_000),
+        "naive pL": naive_pseudo_langevin(*system, time_step=time_step, subtract_variance=False),
+        "hMC": hybrid_monte_carlo(*system, time_step=0.05, warmup_moves=4, **moves),
+        "mb-hMC": minibatch_hybrid_monte_carlo(*system, time_step=0.01, warmup_moves=20, **moves),
     }
-    speeds = settings.measure(samplers, weights)
-    rows = speed_rows(speeds, [("pL", label) for label in speeds if label != "pL"])
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    title = f"N = {task.num_weights}, T = {settings.temperature:g}"
-    plot_displacements(figure.subplots(), {label: speed.diffusion for label, speed in speeds.items()}, title)
-    record = {"num_weights": task.num_weights, "measured": speed_record(samplers, speeds)}
-    yield rows, figure, asdict(settings) | record
