@@ -29,32 +29,24 @@ MODULES = {
 
 
 def reproduce(names: str | Sequence[str], scale: str, out: Path) -> int:
-    """Run reproductions one after the other, write NAME.json and NAME.png, print the rows.
+    """Run reproductions one after the other, write NAME.json and NAME.png to `out`, and print the rows.
 
-    Starts that one reproduction trains, and the last weights of long chains, are kept in `out` for the next.
-
-    Args:
-        names: one or several of the names in MODULES.
-        scale: "smoke" (minutes on two CPU cores) or "paper" (the published size, on a GPU).
-        out: folder to write to.
-
-    Returns:
-        0 if every row passes, 1 otherwise.
+    The scale is "smoke" (minutes on two CPU cores) or "paper" (the published size, on a GPU). Trained starts and the
+    last weights of long chains are kept in `out` for later reproductions. The result is 0 if every row passes, else 1.
     """
     chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
-        check_choice("name", name, MODULES)
+        check_choice("name", name, tuple(MODULES))
     check_choice("scale", scale, ("smoke", "paper"))
     out.mkdir(parents=True, exist_ok=True)
     passed = True
     for name in chosen:
         module = import_module(f".{MODULES[name]}", __package__)
         settings, started = module.SETTINGS[scale], time.perf_counter()
+        seed = settings["seed"] if isinstance(settings, dict) else settings.seed
         for stage in module.reproduce(settings, out):
-            seconds = time.perf_counter() - started
-            result = Reproduction(name, scale, *stage, settings.seed, seconds)
+            result = Reproduction(name, scale, *stage, seed, time.perf_counter() - started)
             result.write(out)  # the next part may take long
-        result.print()
-        print(f"{out / name}.json, {out / name}.png ({result.seconds:.0f} s)", flush=True)
+        print(f"{result}\n{out / name}.json, {out / name}.png ({result.seconds:.0f} s)", flush=True)
         passed &= result.passed
     return 0 if passed else 1

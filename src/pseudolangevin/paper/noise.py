@@ -8,7 +8,6 @@ mini-batches, so the share of tests scatters by 0.016 between measurements; 20 o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,55 +18,43 @@ from matplotlib.figure import Figure
 
 from .. import pseudo_langevin
 from ..diagnostics import NoiseStudy, noise_study
-from .results import COLORS, Row, Stage, published_numbers, row
+from .results import COLORS, Row, Stage, published_numbers, row, scatter
 from .spins import adam_starts, spin_task
 
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of one scale."""
-
-    hidden_units: int
-    epochs: int
-    num_starts: int
-    temperature: float
-    num_steps: int
-    measure_every: int
-    sampler: Mapping[str, Any]
-    num_draws: int = 250
-    seed: int = 0
-
-
-OFTEN = {"batch_size": 1_560, "temperature_ratio": 0.03, "refresh_every": 80, "max_refresh_interval": 80}
-SETTINGS = {
-    "paper": Settings(50, 5_000, 3, 1e-6, 30_000, 2_500, {"batch_size": 558, "temperature_ratio": 0.03}),
-    "smoke": Settings(10, 60, 1, 1e-5, 4_000, 200, OFTEN),
+SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "hidden_units": 50,
+        "starts": {"num_starts": 3, "epochs": 5_000, "seed": 0},
+        "sampler": {"batch_size": 558, "temperature_ratio": 0.03},
+        "study": {"temperature": 1e-6, "num_steps": 30_000, "measure_every": 2_500, "num_draws": 250},
+        "seed": 0,
+    },
+    "smoke": {
+        "hidden_units": 10,
+        "starts": {"num_starts": 1, "epochs": 60, "seed": 0},
+        "sampler": {"batch_size": 1_560, "temperature_ratio": 0.03, "refresh_every": 80, "max_refresh_interval": 80},
+        "study": {"temperature": 1e-5, "num_steps": 4_000, "measure_every": 200, "num_draws": 250},
+        "seed": 0,
+    },
 }
 
 
-def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
+def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
     """Run short chains and measure their noise at regular times."""
-    task = spin_task(settings.hidden_units)
-    starts = adam_starts(task, out, num_starts=settings.num_starts, epochs=settings.epochs, seed=settings.seed)
-    names = ("temperature", "num_steps", "measure_every", "num_draws")
-    options = {name: getattr(settings, name) for name in names}
-    sampler = pseudo_langevin(task.potential, task.train, **settings.sampler)
+    task = spin_task(settings["hidden_units"])
+    starts = adam_starts(task, out, **settings["starts"])
+    sampler = pseudo_langevin(task.potential, task.train, **settings["sampler"])
     studies = []
-    for index in range(settings.num_starts):
+    for index in range(settings["starts"]["num_starts"]):
         start = jax.tree.map(lambda w, i=index: w[0, i], starts)
-        studies.append(noise_study(sampler, start, key=settings.seed + index, **options))
+        studies.append(noise_study(sampler, start, key=settings["seed"] + index, **settings["study"]))
     silent = [int(study.num_silent[-1]) for study in studies]
-    record = asdict(settings) | {"num_weights": task.num_weights, "components_without_noise": silent}
+    record = {**settings, "num_weights": task.num_weights, "components_without_noise": silent}
     yield rows_of(studies, task.num_weights), draw(studies[0]), record
 
 
 def rows_of(studies: list[NoiseStudy], num_weights: int) -> list[Row]:
     """Return the rows on normality, correlations and memory; errors come from the scatter between measurements."""
-
-    def judge(quantity: str, values: np.ndarray, **options: Any) -> Row:
-        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-        return row(quantity, values.mean(), standard_error=float(error), **options)
-
     numbers = published_numbers()["noise"]
     known = numbers if numbers["num_weights"] == num_weights else {}
     spreads = np.concatenate([study.correlation_std for study in studies])
@@ -75,16 +62,16 @@ def rows_of(studies: list[NoiseStudy], num_weights: int) -> list[Row]:
     share = np.concatenate([study.ks_fraction for study in studies])
     published = known.get("fraction_of_ks_p_values_above_0.05")
     # Gaussian noise of the right variance has a share between 0.93 and 0.96.
-    rows = [judge("share of KS tests with p > 0.05", share, published=published, tolerance=0.015, target=0.945)]
+    rows = [row("share of KS tests with p > 0.05", scatter(share), published=published, tolerance=0.015, target=0.945)]
     for index, kind in enumerate(("minibatch", "white", "total")):
         limits = {"tolerance": 0.25 if kind == "minibatch" else 0.03, "relative": True}
         published = known.get(f"correlation_std_{kind}_noise")
         quantity = f"standard deviation of the correlations, {kind} noise"
-        rows.append(judge(quantity, spreads[:, index], published=published, **limits))
+        rows.append(row(quantity, scatter(spreads[:, index]), published=published, **limits))
         after_one = memory[:, index, 1] / memory[:, index, 0]
-        rows.append(judge(f"autocorrelation after one step, {kind} noise", after_one, tolerance=0.03))
+        rows.append(row(f"autocorrelation after one step, {kind} noise", scatter(after_one), tolerance=0.03))
     excess = spreads[:, 2] / spreads[:, 1] - 1
-    return [*rows, judge("correlations of total over white noise, minus one", excess, tolerance=0.02)]
+    return [*rows, row("correlations of total over white noise, minus one", scatter(excess), tolerance=0.02)]
 
 
 def draw(study: NoiseStudy) -> Figure:

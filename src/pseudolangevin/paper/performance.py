@@ -1,13 +1,14 @@
 """Fig. 4 and Table A1: diffusion in wall-clock time of hybrid Monte Carlo and pseudo-Langevin at three sizes.
 
-Pseudo-Langevin is measured as in the paper (S = 1 % of P, a temperature ratio of 0.01) and tuned on this machine, hybrid
-Monte Carlo with unit masses and moves of several lengths; the paper's have 1000 steps. Where these take too long, D* is
-bounded from above: velocities are those of the temperature, so d²/N of L steps is at most T·(L·δt)², with the time step
-δt of the longest moves that were measured. Published seconds and D* are of other hardware; only ratios compare.
+Pseudo-Langevin is measured as in the paper (S = 1 % of P, a temperature ratio of 0.01) and tuned on this machine, and
+hybrid Monte Carlo with unit masses and moves of several lengths; the paper's have 1000 steps. Where these take too
+long, D* is bounded from above: velocities are those of the temperature, so d²/N of L steps is at most T·(L·δt)², with
+the time step δt of the longest moves that were measured. Published seconds and D* are of other hardware.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from .. import Sampler, hybrid_monte_carlo, pseudo_langevin
 from .._trees import Weights
 from ..apps.tune import Tuned, tune
+from ..diagnostics.averages import Average
 from .results import Row, Stage, published_numbers, row
 from .spins import Case, Task, compare_speeds
 
@@ -28,13 +30,10 @@ PAPER, TUNED = "pL, S = 1 %, ratio 0.01", "pL, tuned"
 class TunedCase(Case):
     """One size and temperature at which pL is tuned."""
 
-    gain: float = 1.0
-    """Smallest accepted D* of tuned pL over hMC."""
+    gain: float = 1.0  # smallest accepted D* of tuned pL over hMC
     leapfrog_steps: tuple[int, ...] = (100, 300, 1_000)
-    tuning: Mapping[str, Any] = field(default_factory=lambda: {"seconds": 40})
-    """Arguments of `tune`."""
-    refresh_every: int = 5_000
-    """Steps between measurements of the gradient variance; fewer where 5000 steps take too long."""
+    tuning: Mapping[str, Any] = field(default_factory=lambda: {"seconds": 40})  # arguments of `tune`
+    refresh_every: int = 5_000  # between measurements of the gradient variance; less where 5000 steps take too long
 
 
 @dataclass(frozen=True)
@@ -99,27 +98,24 @@ def rows_of(case: TunedCase, tuned: Tuned, where: str, speeds: Mapping[str, Mapp
     table = published_numbers()["performance"]
     same = np.isclose(case.temperature, table["temperature"], atol=0)
     known: dict[str, float] = {}
-    for (size, hybrid, langevin), (_, move_seconds, step, variance) in zip(
-        table["relative_diffusion"], table["seconds_between_samples"], strict=True
-    ):
+    for lines in zip(table["relative_diffusion"], table["seconds_between_samples"], strict=True):
+        (size, hybrid, langevin), (_, published_move, step, variance) = lines
         if same and size == 201 * case.hidden_units + 1_110:
-            known = {"ratio": langevin / hybrid, "move": move_seconds, "step": step + variance}
-            known |= {"share": variance / known["step"], "hMC": hybrid}
+            known = {"hMC": hybrid, "ratio": langevin / hybrid, "move": published_move}
+            known |= {"step": step + variance, "share": variance / (step + variance)}
     paper = speeds[PAPER]
-    rows = [
-        row(f"D*/N in 1/s, {where}, hMC, 1000 steps{bound}", diffusion, published=known.get("hMC")),
-        row(
-            f"D*, {where}, {PAPER} over hMC, 1000 steps{bound}", paper["D*/N"] / diffusion, published=known.get("ratio")
+    values = {
+        f"D*/N in 1/s, {where}, hMC as in the paper{bound}": ("hMC", diffusion),
+        f"D*, {where}, pL over hMC, both as in the paper{bound}": (
+            "ratio",
+            paper["D*/N"] / diffusion if diffusion else math.nan,
         ),
-        row(f"seconds per move of 1000 steps, {where}{bound}", seconds, published=known.get("move")),
-        row(f"seconds per pL step, {where}", paper["seconds_per_step"], published=known.get("step")),
-        row(
-            f"share of variance measurements in a pL step, {where}",
-            paper["variance_share"],
-            published=known.get("share"),
-        ),
-    ]
+        f"seconds per move of 1000 steps, {where}{bound}": ("move", seconds),
+        f"seconds per pL step, {where}": ("step", paper["seconds_per_step"]),
+        f"share of variance measurements in a pL step, {where}": ("share", paper["variance_share"]),
+    }
+    rows = [row(quantity, value, published=known.get(name)) for quantity, (name, value) in values.items()]
     for name, bias in tuned.best.bias.items():
-        limit = {"standard_error": bias.uncertainty, "tolerance": tuned.bias_budget}
-        rows.append(row(f"bias of {name}, {where}, {TUNED}", bias.value, **limit))
+        value = Average(bias.value, bias.uncertainty, math.nan)
+        rows.append(row(f"bias of {name}, {where}, {TUNED}", value, tolerance=tuned.bias_budget))
     return rows

@@ -6,10 +6,10 @@ size hybrid Monte Carlo makes few moves, so agreement there means that it stays 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,71 +19,63 @@ from .results import Point, Row, Stage, draw_points
 from .spins import Chains, adam_starts, averages_of, hybrid_chains, keep_end, prior_start, spin_task, summary
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """Settings of one network."""
 
     hidden_units: int
-    epochs: int
-    """Epochs of Adam before sampling; 0 starts from the prior at 0.3 times the temperature."""
+    epochs: int  # epochs of Adam before sampling; 0 starts from the prior at 0.3 times the temperature
     num_chains: int
     langevin: Chains
     hybrid: Chains
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of one scale."""
-
-    temperature: float
-    sizes: tuple[Size, ...]
-    seed: int = 0
-
-
 # From the prior the gradient variance falls by orders of magnitude, so that the masses must follow it.
 FOLLOWING = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7, "reset_probability": 1.0}
-SETTINGS = {
-    "paper": Settings(
-        1e-6,
-        (
+SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "temperature": 1e-6,
+        "sizes": (
             Size(50, 5_000, 3, Chains(300_000, 2_000, 20), hybrid_chains(10_000, 20, 500, 20.0, 10, 55_800)),
             Size(500, 5, 3, Chains(150_000, 1_000, 30), hybrid_chains(10_000, 25, 100, 10.0, 10, 55_800)),
             Size(5_000, 0, 1, Chains(20_480, 512, 35, FOLLOWING), hybrid_chains(10_000, 30, 10, 5.0, 4, 20_480)),
         ),
-    ),
-    "smoke": Settings(
-        4e-4,
-        tuple(
+        "seed": 0,
+    },
+    "smoke": {
+        "temperature": 4e-4,
+        "sizes": tuple(
             Size(units, 10, 2, Chains(8_000, 100, 40), hybrid_chains(10_000, 30, 50, 5.0, 20, 5_000))
             for units in (3, 6, 12)
         ),
-    ),
+        "seed": 0,
+    },
 }
 
 
-def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
+def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
     """Compare the samplers at every size."""
+    temperature, seed = settings["temperature"], settings["seed"]
     points: list[Point] = []
     rows: list[Row] = []
-    record: dict[str, Any] = asdict(settings) | {"measured": {}}
-    for size in settings.sizes:
+    record: dict[str, Any] = {**settings, "measured": {}}
+    for size in settings["sizes"]:
         task = spin_task(size.hidden_units)
         if size.epochs:
-            starts = adam_starts(task, out, num_starts=size.num_chains, epochs=size.epochs, seed=settings.seed)
+            starts = adam_starts(task, out, num_starts=size.num_chains, epochs=size.epochs, seed=seed)
         else:
-            seeds = range(settings.seed, settings.seed + size.num_chains)
-            drawn = [prior_start(task, 0.3 * settings.temperature, seed=seed) for seed in seeds]
+            seeds = range(seed, seed + size.num_chains)
+            drawn = [prior_start(task, 0.3 * temperature, seed=seed) for seed in seeds]
             starts = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *drawn)
-        chains = {"temperatures": [settings.temperature], "num_chains": size.num_chains}
-        langevin = size.langevin.sample(pseudo_langevin, task, starts, key=settings.seed, **chains)
-        keep_end(out, task, settings.temperature, langevin.weights)
+        chains = {"temperatures": [temperature], "num_chains": size.num_chains}
+        langevin = size.langevin.sample(pseudo_langevin, task, starts, key=seed, **chains)
+        keep_end(out, task, temperature, langevin.weights)
         masses = {"masses": jax.tree.map(lambda m: m[0], langevin.states.masses)}
         moves = replace(size.hybrid, settings={**size.hybrid.settings, **masses})
-        hybrid = moves.sample(hybrid_monte_carlo, task, langevin.weights, key=settings.seed + 1, **chains)
+        hybrid = moves.sample(hybrid_monte_carlo, task, langevin.weights, key=seed + 1, **chains)
         # Hybrid Monte Carlo starts at equilibrium: only its warm-up is discarded.
         discard = min(0.9, size.hybrid.settings["warmup_moves"] / hybrid.trace.sizes["draw"])
         averages = {"hMC": averages_of(hybrid, discard)[0], "pL": averages_of(langevin)[0]}
-        points.append(Point(task.num_weights, settings.temperature, averages))
+        points.append(Point(task.num_weights, temperature, averages))
         rows += points[-1].rows(f"N = {task.num_weights}", 0.05, 0.02)
         record["measured"][task.num_weights] = {"hMC": summary(hybrid), "pL": summary(langevin)}
         yield rows, draw_points(points, [point.num_weights for point in points], "number of weights N"), record

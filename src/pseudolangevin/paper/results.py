@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
+import xarray as xr
 
-from ..diagnostics.averages import Average
-from ..diagnostics.diffusion import Diffusion
+from ..diagnostics.averages import Average, plus_minus
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 METHODS = {"hMC": "hybrid_monte_carlo", "pL": "pseudo_langevin"}
 LABELS = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
+# Rows, picture and record of all that was measured so far; a reproduction yields one stage after each of its parts.
 Stage: TypeAlias = "tuple[list[Row], Figure, dict[str, Any]]"
-"""Rows, picture and record of all that was measured so far; a reproduction yields one after each of its parts."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Row:
     published: float | None
     measured: float
     standard_error: float | None
-    tolerance: float | None
-    """Largest accepted deviation from the published value, or from zero where none is published; None: not judged."""
+    tolerance: float | None  # largest accepted deviation from the published value, or from zero; None: not judged
     passed: bool
 
 
@@ -46,7 +44,6 @@ def row(
     quantity: str,
     measured: float | Average,
     *,
-    standard_error: float | None = None,
     published: float | None = None,
     tolerance: float | None = None,
     relative: bool = False,
@@ -59,22 +56,51 @@ def row(
     is none. A `relative` tolerance is a fraction of the published value; a row without one is then not judged. The
     smallest accepted value, `at_least`, is added to the name.
     """
-    if isinstance(measured, Average):
-        measured, standard_error = measured.mean, measured.standard_error
+    value, error = (measured.mean, measured.standard_error) if isinstance(measured, Average) else (measured, math.nan)
+    value, published = float(value), None if published is None or math.isnan(published) else published
     if tolerance is not None and relative:
         tolerance = None if published is None else tolerance * abs(published)
-    value, target = float(measured), target if target is not None else published or 0.0
+    target = target if target is not None else published or 0.0
     passed = math.isfinite(value) and (tolerance is None or abs(value - target) <= tolerance)
     if at_least is not None:
         quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
-    error = standard_error if standard_error is not None and math.isfinite(standard_error) else None
-    return Row(quantity, published, value, error, tolerance, passed)
+    return Row(quantity, published, value, error if math.isfinite(error) else None, tolerance, passed)
 
 
-def rise(curve: np.ndarray, num_blocks: int = 10) -> float:
-    """Return the mean of the last block of a curve minus that of its lowest block."""
-    blocks = [block.mean() for block in np.array_split(curve, min(num_blocks, len(curve)))]
+def scatter(values: np.ndarray) -> Average:
+    """Return the mean of independent values with its standard error."""
+    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Average(float(values.mean()), float(error), float(len(values)))
+
+
+def rise(curve: np.ndarray) -> float:
+    """Return the mean of the last tenth of a curve minus that of its lowest tenth."""
+    blocks = [block.mean() for block in np.array_split(curve, min(10, len(curve)))]
     return float(blocks[-1] - min(blocks))
+
+
+def alive(trace: xr.Dataset) -> xr.Dataset:
+    """Return the chains without a dead class at the end, or all if every one has one; dimensions chain and draw."""
+    dead = trace["dead_class"].isel(draw=-1).any("class").values
+    return trace.isel(chain=np.flatnonzero(dead if dead.all() else ~dead))
+
+
+def adam_rows(trace: xr.Dataset, numbers: Mapping[str, Any], tolerance: float, overfitting: float | None) -> Any:
+    """Return the test error of Adam, stopped early, and its rows: early, late, and the rise between them.
+
+    `numbers` are the published ones; the tolerance is that of the early-stopped error where this is published.
+    """
+    trace = alive(trace)
+    errors, steps = trace["test_error"].values, trace["step"].values
+    at = [np.flatnonzero(steps == step) for step in trace["best_step"].values[:, -1]]
+    best = scatter(np.array([e[i[0]] if len(i) else math.nan for e, i in zip(errors, at, strict=True)]))
+    late, known = scatter(errors[:, -1]), numbers.get("adam_best_test_error")
+    judged = None if known is None else tolerance
+    return best, [
+        row("test error of Adam, stopped early", best, published=known, tolerance=judged),
+        row("test error of Adam at the end of its run", late, published=numbers.get("adam_late_test_error")),
+        row("rise of the test error after its minimum, Adam", late.mean - best.mean, at_least=overfitting),
+    ]
 
 
 @dataclass(frozen=True)
@@ -85,8 +111,7 @@ class Reproduction:
     scale: str
     rows: list[Row]
     figure: Figure
-    record: Mapping[str, Any]
-    """Settings and everything else that was measured."""
+    record: Mapping[str, Any]  # settings and everything else that was measured
     seed: int
     seconds: float
 
@@ -109,23 +134,21 @@ class Reproduction:
         (out / f"{self.name}.json").write_text(text + "\n")
         self.figure.savefig(out / f"{self.name}.png", dpi=150)
 
-    def print(self) -> None:
-        """Print the rows as a table."""
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-
-        table = Table(title=f"{self.name}, {self.scale} scale")
-        for heading in ("quantity", "published", "measured", "± s.e.", "tolerance", ""):
-            table.add_column(heading, justify="left" if heading == "quantity" else "right")
+    def __str__(self) -> str:
+        """Return the rows as text, one a line."""
+        lines = [f"{self.name}, {self.scale} scale"]
         for r in self.rows:
-            cells = (r.published, r.measured, r.standard_error, r.tolerance)
-            numbers = ("-" if x is None else f"{x:.4g}" for x in cells)
-            table.add_row(r.quantity, *numbers, "ok" if r.passed else "FAILS")
-        Console().print(table)
+            known = [
+                f"{n} {v:.4g}" for n, v in (("published", r.published), ("tolerance", r.tolerance)) if v is not None
+            ]
+            value = plus_minus(r.measured, math.nan if r.standard_error is None else r.standard_error)
+            lines.append(f"{'ok   ' if r.passed else 'FAILS'}  {r.quantity}: {', '.join([value, *known])}")
+        return "\n".join(lines)
 
 
 def _plain(value: Any) -> Any:
     """Return numbers, strings, lists and dictionaries ready for JSON; numbers that are not finite become None."""
+    value = asdict(value) if is_dataclass(value) else value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -149,8 +172,7 @@ class PublishedAverages:
     label: str
     temperatures: list[float]
     values: dict[str, list[float]]
-    deviations: dict[str, list[float]]
-    """Thermal standard deviations, where they were published."""
+    deviations: dict[str, list[float]]  # thermal standard deviations, where they were published
 
     def at(self, temperature: float, observable: str) -> float | None:
         """Return the value at a temperature, if it was published."""
@@ -202,39 +224,34 @@ def published_averages(num_weights: int | None, settings: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class Point:
-    """Averages of several samplers for one size and temperature; the first sampler is the reference of the others."""
+    """Averages by sampler ("hMC", "pL") and observable for one size and temperature; the first is the reference."""
 
     num_weights: int
     temperature: float
     averages: Mapping[str, Mapping[str, Average]]
-    """Averages by sampler ("hMC", "pL") and observable."""
 
     def published(self, label: str, name: str) -> float:
         """Return the published average; NaN if there is none."""
-        tables = {table.label: table for table in published_averages(self.num_weights, {})}
-        found = tables[f"published {label}"].at(self.temperature, name) if f"published {label}" in tables else None
-        return math.nan if found is None else found
+        sections = ("thermodynamics", "generalization")
+        found = [published_value(s, self.num_weights, label, self.temperature, name) for s in sections]
+        return next((value for value in found if value is not None), math.nan)
 
     def rows(self, where: str, tolerance: float, limit: float) -> list[Row]:
         """Return the rows, judged by the relative deviation from the published values and from the reference."""
-        rows = []
+        rows, (first, *others) = [], self.averages
         for name in LABELS:
-            (first, reference), *others = ((label, found[name]) for label, found in self.averages.items())
-            for label, value in [(first, reference), *others]:
-                known = _known(self.published(label, name))
+            for label, found in self.averages.items():
+                known = self.published(label, name)
                 quantity = f"{name} at {where}, {label}"
-                rows.append(row(quantity, value, published=known, tolerance=tolerance, relative=True))
-            for label, value in others:
-                known = _known(self.published(label, name) / self.published(first, name) - 1)
+                rows.append(row(quantity, found[name], published=known, tolerance=tolerance, relative=True))
+            for label in others:
+                value, reference = (self.averages[chosen][name] for chosen in (label, first))
                 error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
                 difference = Average(value.mean / reference.mean - 1, error, math.nan)
+                known = self.published(label, name) / self.published(first, name) - 1
                 quantity = f"{name} at {where}, {label} over {first}, minus one"
                 rows.append(row(quantity, difference, published=known, tolerance=limit, target=0.0))
         return rows
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def draw_points(points: Sequence[Point], x: Sequence[float], xlabel: str) -> Figure:
@@ -244,27 +261,15 @@ def draw_points(points: Sequence[Point], x: Sequence[float], xlabel: str) -> Fig
     figure = Figure(figsize=(6, 8.5), layout="constrained")
     panels = figure.subplots(len(LABELS), 1, sharex=True)
     for axes, (name, ylabel) in zip(panels, LABELS.items(), strict=True):
-        right, reference = axes.twinx(), None
+        right, reference = axes.twinx(), np.array([next(iter(p.averages.values()))[name].mean for p in points])
         for color, marker, label in zip(COLORS, "sD^vo", points[0].averages, strict=False):
             means, errors, _ = np.array([point.averages[label][name] for point in points]).T
             axes.errorbar(x, means, np.nan_to_num(errors), fmt="o-", ms=5, color=color, label=f"{label}, measured")
             known = [point.published(label, name) for point in points]
             axes.plot(x, known, marker, mfc="none", ms=9, color=color, label=f"{label}, published")
-            reference = means if reference is None else reference
             right.plot(x, np.abs(means / reference - 1), ":", color="0.5")
         axes.set(xscale="log", ylabel=ylabel)
         right.set(ylabel="relative difference", ylim=(0, max(0.05, right.get_ylim()[1])))
     panels[0].legend(frameon=False, fontsize=8)
     panels[-1].set_xlabel(xlabel)
     return figure
-
-
-def plot_displacements(axes: Axes, curves: Mapping[str, Diffusion | None], title: str) -> None:
-    """Draw d²/N against wall-clock time."""
-    for color, (label, curve) in zip(COLORS, curves.items(), strict=False):
-        if curve is not None:
-            moved = curve.displacement[0] > 0  # every one of a few moves of hMC may have been rejected
-            axes.plot(curve.seconds[moved], curve.displacement[0][moved], "o-", ms=3, lw=1, color=color, label=label)
-    axes.set(xscale="log", yscale="log", xlabel="wall-clock interval [s]", ylabel="d²/N")
-    axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False, fontsize=7)

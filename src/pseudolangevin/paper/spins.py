@@ -20,7 +20,7 @@ from .._trees import Array, Key, Weights
 from ..apps.fit import trained_starts
 from ..diagnostics.averages import DEFAULT_DISCARD, Average, average_by_temperature, kept
 from ..diagnostics.diffusion import Diffusion, MeasuredDiffusion, measure_diffusion
-from .results import LABELS, Row, Stage, plot_displacements, row
+from .results import COLORS, LABELS, Row, Stage, row
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ def stored(path: Path, task: Task, make: Callable[[], Weights]) -> Weights:
 
 def keep_end(out: Path, task: Task, temperature: float, weights: Weights) -> None:
     """Write the last weights of a long chain, from which comparisons of speed start."""
-    path = _end(out, task, temperature)
-    path.unlink(missing_ok=True)
-    stored(path, task, lambda: weights)
+    np.savez(_end(out, task, temperature), *map(np.asarray, jax.tree.leaves(weights)))
 
 
 def _end(out: Path, task: Task, temperature: float) -> Path:
@@ -170,11 +168,9 @@ class Case:
 
     hidden_units: int
     temperature: float
-    training_steps: int
-    """Steps of Adam before sampling, unless the output folder has the end of a longer chain."""
+    training_steps: int  # steps of Adam before sampling, unless the output folder has the end of a longer chain
     equilibration_seconds: float
-    seconds: float
-    """Measured time of every sampler."""
+    seconds: float  # measured time of every sampler
     chunk_size: int
     seed: int = 0
 
@@ -187,17 +183,12 @@ class Case:
             settings = {"refresh_every": 1_000, "reset_probability": 0.0}
             chains = Chains(10**7, 1_000, self.equilibration_seconds, settings)
             options = {"temperatures": [self.temperature], "key": self.seed, "chunk_size": self.chunk_size}
-            start = task.starts(self.training_steps, seed=self.seed)
-            return chains.sample(pseudo_langevin, task, start, **options).weights
+            return chains.sample(pseudo_langevin, task, task.starts(self.training_steps), **options).weights
 
         weights = stored(_end(out, task, self.temperature), task, equilibrate)
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(weights)):
-            raise ValueError(
-                f"N = {task.num_weights}, T = {self.temperature:g}: the first chain failed; change the seed"
-            )
         return task, jax.tree.map(lambda w: w[0, 0], weights)
 
-    def measure(self, sampler: Sampler, weights: Weights) -> MeasuredDiffusion:
+    def measure(self, sampler: Any, weights: Weights) -> MeasuredDiffusion:
         """Return the speed of a sampler.
 
         The shortest interval is one move, or the memory of the momenta, 1/(1 - c1²) steps. Before the clock starts,
@@ -216,14 +207,15 @@ class Case:
 
 def ratio(left: Diffusion | None, right: Diffusion | None, *, same_interval: bool = False) -> Average:
     """Return the ratio of two D*, each at its own shortest interval or both at the longer one; NaN if unknown."""
-    if left is None or right is None or not right.coefficient[0] > 0:
-        return Average(math.nan, math.nan, math.nan)
-    if same_interval:
-        interval = max(left.seconds[0], right.seconds[0])
-        return Average(float(left.at(interval)[0] / right.at(interval)[0]), math.nan, math.nan)
-    value = float(left.coefficient[0] / right.coefficient[0])
-    errors = (float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right))
-    return Average(value, value * math.hypot(*errors), math.nan)
+    value = error = math.nan
+    if left is not None and right is not None and right.coefficient[0] > 0:
+        if same_interval:
+            interval = max(left.seconds[0], right.seconds[0])
+            value = float(left.at(interval)[0] / right.at(interval)[0])
+        else:
+            value = float(left.coefficient[0] / right.coefficient[0])
+            error = value * math.hypot(*(float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right)))
+    return Average(value, error, math.nan)
 
 
 def compare_speeds(
@@ -243,23 +235,36 @@ def compare_speeds(
     for case in cases:
         task, weights = case.prepare(out)
         where = f"N = {task.num_weights}, T = {case.temperature:g}"
-        found, measured = curves.setdefault(where, {}), record["measured"].setdefault(where, {})
+        curves[where] = found = {}
+        record["measured"][where] = measured = {}
         for label, sampler in samplers_of(case, task, weights).items():
             speed = case.measure(sampler, weights)
-            print(f"{where}, {label}: D*/N = {speed.coefficient:.3g} 1/s", flush=True)
-            rows.append(
-                row(f"D*/N in 1/s, {where}, {label}", speed.coefficient, standard_error=speed.coefficient_error)
-            )
             found[label] = speed.diffusion
-            measured[label] = {"sampler": sampler.name, "settings": sampler.settings, "D*/N": speed.coefficient}
-            measured[label] |= {"seconds_per_step": speed.seconds_per_step}
-            measured[label] |= {"variance_share": speed.num_refreshes * speed.refresh_seconds / speed.seconds}
-            measured[label] |= {"time_step": np.mean(getattr(speed.states, "time_step", math.nan))}
-            measured[label] |= {} if speed.diffusion is None else speed.diffusion.to_dict()
+            rows.append(row(f"D*/N in 1/s, {where}, {label}", Average(speed.coefficient, speed.coefficient_error, 0)))
+            print(f"{rows[-1].quantity}: {rows[-1].measured:.3g}", flush=True)
+            measured[label] = {
+                "sampler": sampler.name,
+                "settings": sampler.settings,
+                "D*/N": speed.coefficient,
+                "seconds_per_step": speed.seconds_per_step,
+                "variance_share": speed.refresh_seconds / speed.seconds if speed.seconds else math.nan,
+                "time_step": np.mean(getattr(speed.states, "time_step", math.nan)),
+                "curve": None if speed.diffusion is None else speed.diffusion.to_dict(),
+            }
         for faster, slower, least, same in pairs_of(case, list(found)):
             quantity = f"D*{' at the same interval' * same}, {where}, {faster} over {slower}"
             rows.append(row(quantity, ratio(found[faster], found[slower], same_interval=same), at_least=least))
-        figure = Figure(figsize=(5 * len(curves), 4.5), layout="constrained")
-        for axes, (title, drawn) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-            plot_displacements(axes, drawn, title)
-        yield rows, figure, record
+        yield rows, _draw(curves), record
+
+
+def _draw(curves: Mapping[str, Mapping[str, Diffusion | None]]) -> Figure:
+    """Draw d²/N against wall-clock time, one panel for each case."""
+    figure = Figure(figsize=(5 * len(curves), 4.5), layout="constrained")
+    for axes, (title, found) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        for color, (label, curve) in zip(COLORS, found.items(), strict=False):
+            if curve is not None:
+                moved = curve.displacement[0] > 0  # every one of a few moves of hMC may have been rejected
+                axes.plot(curve.seconds[moved], curve.displacement[0][moved], "o-", ms=3, color=color, label=label)
+        axes.set(xscale="log", yscale="log", xlabel="wall-clock interval [s]", ylabel="d²/N", title=title)
+        axes.legend(frameon=False, fontsize=7)
+    return figure
