@@ -12,7 +12,6 @@ import pytest
 import xarray as xr
 
 from pseudolangevin import paper
-from pseudolangevin.apps.tune import Bias
 from pseudolangevin.data import Dataset
 from pseudolangevin.data.tasks import Splits
 from pseudolangevin.diagnostics import NoiseStudy
@@ -23,13 +22,13 @@ from pseudolangevin.paper.results import Point, published_table
 from pseudolangevin.paper.spins import Chains, hybrid_chains
 
 MODULES = {name: importlib.import_module(f"pseudolangevin.paper.{module}") for name, module in paper.MODULES.items()}
-small_task = partial(spins.spin_task, num_train=600)
+small_task = partial(spins.spin_task, num_train=2_000)
 
 
 def simulated_trace(temperatures, num_chains, num_records, every, sampler="pseudo_langevin"):
     """Return a trace of stationary chains with every variable that a reproduction reads."""
     dims, shape = ("temperature", "chain", "draw"), (len(temperatures), num_chains, num_records)
-    noise = 0.001 * np.random.default_rng(0).standard_normal(shape)
+    noise = 0.001 * np.random.default_rng(int(1e9 * temperatures[0])).standard_normal(shape)
     data = {name: (dims, value + noise) for name, value in (("loss", 0.3), ("squared_norm", 300.0), ("error", 0.1))}
     data["test_error"] = (dims, 0.11 + noise)
     data["virial_temperature"] = (dims, np.array(temperatures)[:, None, None] * (1 + noise))
@@ -74,7 +73,7 @@ def simulated_speed(self, sampler, weights):
 
 
 def simulated_tune(sampler, weights, *, bias_budget, **_):
-    best = SimpleNamespace(bias={"loss": Bias(0.01, 0.001), "squared_norm": Bias(0.03, 0.001)})
+    best = SimpleNamespace(bias={"loss": Average(0.01, 0.001, 9), "squared_norm": Average(0.03, 0.001, 9)})
     tuned = replace(sampler, temperature_ratio=0.1)
     return SimpleNamespace(sampler=tuned, best=best, bias_budget=bias_budget, to_dict=lambda: {"sampler": tuned.name})
 
@@ -138,9 +137,9 @@ def test_settings_of_both_scales_have_a_seed(name):
 
 
 def test_unknown_names_and_scales_are_rejected_before_anything_runs(tmp_path):
-    with pytest.raises(ValueError, match="name = 'nose': choose one of .*'noise', 'thermodynamics'"):
+    with pytest.raises(ValueError, match=r"name = 'nose': choose one of .*'noise', 'thermodynamics'"):
         paper.reproduce(["noise", "nose"], "smoke", tmp_path)
-    with pytest.raises(ValueError, match="scale = 'large': choose one of .*'smoke', 'paper'"):
+    with pytest.raises(ValueError, match=r"scale = 'large': choose one of .*'smoke', 'paper'"):
         paper.reproduce("noise", "large", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -155,6 +154,7 @@ def test_thermodynamics_reports_published_losses_scaled_by_the_ideal_losses():
     assert rows[-1].passed
 
 
+@pytest.mark.filterwarnings("ignore::pseudolangevin.DeadClassWarning")  # of a short training
 def test_short_real_chains_of_thermodynamics(monkeypatch, tmp_path):
     settings = thermodynamics.SETTINGS["smoke"] | {
         "hidden_units": 3,
@@ -213,9 +213,9 @@ def test_moves_that_are_too_short_are_bounded_by_a_free_flight():
 
 def outcome(name, temperature, start, curve, judged=True, **averages):
     values = {key: Average(value, 0.0, 10) for key, value in averages.items()}
-    trace = simulated_trace([temperature or 0.0], 1, len(curve), 500, "pseudo_langevin" if temperature else "adam")
+    trace = simulated_trace([temperature], 1, len(curve), 500, "pseudo_langevin" if temperature else "adam")
     trace["test_error"].values[0, 0] = curve
-    if temperature is None:
+    if temperature == 0:
         trace["best_step"].values[:] = 500 * (1 + int(np.argmin(curve)))
     phase = generalization.Phase(name, temperature, start, Chains(500 * len(curve), 500, 1.0), judged=judged)
     return generalization.Outcome(phase, trace.isel(temperature=0), values, np.ones(3))
@@ -235,7 +235,7 @@ def published_outcomes():
         outcome("1e-4", 1e-4, "1e-6", flat, **at[1e-4]),
         outcome("2e-7", 2e-7, "prior", flat, **at[2e-7]),
         outcome("1e-7 from random weights", 1e-7, "random", rising, judged=False, **at[1e-7]),
-        outcome("Adam", None, "random", [0.115, 0.1118, 0.12, 0.1525]),
+        outcome("Adam", 0.0, "random", [0.115, 0.1118, 0.12, 0.1525]),
         outcome("1e-7 from Adam", 1e-7, "Adam", rising, judged=False, **at[1e-7]),
     ]
 
@@ -257,7 +257,7 @@ def test_a_bad_run_fails_the_rows_of_generalization(published_outcomes):
     bad[3] = outcome("2e-7", 2e-7, "prior", [0.113] * 6, **wrong)
     means = {name: value.mean for name, value in bad[0].averages.items()}
     bad[0] = outcome("3e-7 from random weights", 3e-7, "random", [0.13, 0.118, 0.117, 0.12, 0.13, 0.14], **means)
-    bad[5] = outcome("Adam", None, "random", [0.12, 0.1118, 0.1118, 0.1118])
+    bad[5] = outcome("Adam", 0.0, "random", [0.12, 0.1118, 0.1118, 0.1118])
     rows = generalization.rows_of(bad, generalization.SETTINGS["paper"], 1_006_110)
     assert {r.quantity for r in rows if not r.passed} == {
         "loss at T = 2e-7",

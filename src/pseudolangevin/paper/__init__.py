@@ -44,8 +44,9 @@ def reproduce(names: str | Sequence[str], scale: str, out: Path) -> int:
         module = import_module(f".{MODULES[name]}", __package__)
         settings, started = module.SETTINGS[scale], time.perf_counter()
         seed = settings["seed"] if isinstance(settings, dict) else settings.seed
-        for stage in module.reproduce(settings, out):
-            result = Reproduction(name, scale, *stage, seed, time.perf_counter() - started)
+        for rows, figure, record in module.reproduce(settings, out):
+            seconds = time.perf_counter() - started
+            result = Reproduction(name, scale, rows, figure, record, seed, seconds)
             result.write(out)  # the next part may take long
         print(f"{result}\n{out / name}.json, {out / name}.png ({result.seconds:.0f} s)", flush=True)
         passed &= result.passed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import Sampler, hybrid_monte_carlo, pseudo_langevin
 from .._trees import Weights
@@ -21,7 +22,7 @@ class Settings(Case):
     num_leapfrog_steps: int = 1
 
 
-SMOKE = {"percentages": (1.0, 0.5, 0.1, 10.0), "num_leapfrog_steps": 20}
+SMOKE: dict[str, Any] = {"percentages": (1.0, 0.5, 0.1, 10.0), "num_leapfrog_steps": 20}
 SETTINGS = {
     "paper": Settings(5_000, 1e-6, 20_000, equilibration_seconds=4, seconds=4, chunk_size=20_480),
     "smoke": Settings(10, 2e-4, 5_000, equilibration_seconds=8, seconds=6, chunk_size=15_600, **SMOKE),
@@ -42,10 +43,13 @@ def pairs_of(settings: Settings, labels: Sequence[str]) -> list[tuple[str, str, 
 
 def samplers_of(settings: Settings, task: Task, weights: Weights) -> dict[str, Sampler]:
     """Return the samplers by label."""
-    moves = {"num_leapfrog_steps": settings.num_leapfrog_steps, "chunk_size": settings.chunk_size}
+    moves: dict[str, Any] = {"num_leapfrog_steps": settings.num_leapfrog_steps, "chunk_size": settings.chunk_size}
     found: dict[str, Sampler] = {}
     for percentage in settings.percentages:
-        options = {"batch_size": max(2, round(percentage / 100 * task.train.num_examples)), "refresh_every": 1_000}
+        options: dict[str, Any] = {
+            "batch_size": max(2, round(percentage / 100 * task.train.num_examples)),
+            "refresh_every": 1_000,
+        }
         sampler = pseudo_langevin(task.potential, task.train, reset_probability=0.0, **options)
         found[f"pL, S = {percentage:g} % of P"] = sampler
     return found | {"hMC": hybrid_monte_carlo(task.potential, task.train, time_step=0.05, warmup_moves=4, **moves)}

@@ -32,14 +32,14 @@ from .spins import Chains, Task, summary
 class Group(NamedTuple):
     """Chains at one temperature, or trainings by Adam, from all starts."""
 
-    temperature: float | None  # None for Adam
+    temperature: float  # 0 for Adam
     chains: Chains
     weight_decay: float | None = None  # λ, where it is not the main one
 
     @property
     def name(self) -> str:
         """Name for rows and panels."""
-        name = "Adam" if self.temperature is None else f"T = {self.temperature:g}"
+        name = "Adam" if self.temperature == 0 else f"T = {self.temperature:g}"
         return name if self.weight_decay is None else f"{name}, weight decay {self.weight_decay:g}"
 
 
@@ -54,7 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Group(1e-7, Chains(100_000, 500, 40, PAPER)),
             Group(5e-8, Chains(200_000, 500, 40, PAPER)),
             Group(5e-7, Chains(50_000, 500, 20, PAPER)),
-            Group(None, Chains(90_000, 1_000, 20, {"learning_rate": 1e-4})),
+            Group(0.0, Chains(90_000, 1_000, 20, {"learning_rate": 1e-4})),
             Group(1e-7, Chains(30_000, 500, 20, PAPER), 1e3),
         ),
         "start_steps": 1_500,  # steps of Adam after which a random start must have no dead class
@@ -70,7 +70,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "groups": (
             Group(2e-5, Chains(6_000, 200, 60, SMOKE)),
             Group(1e-4, Chains(6_000, 200, 60, SMOKE)),
-            Group(None, Chains(8_000, 200, 40, {"learning_rate": 1e-3})),
+            Group(0.0, Chains(8_000, 200, 40, {"learning_rate": 1e-3})),
         ),
         "start_steps": 400,
         "gap": 0.02,
@@ -91,7 +91,7 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
     """Run the groups one after the other from the same starts."""
     folder = out / "fashion-mnist" if (out / "fashion-mnist").is_dir() else None
     images = tasks.fashion_mnist(jax.random.key(0), folder=folder, projected=False)
-    train, validation, test = map(projected, images)
+    train, validation, test = (projected(part) for part in images if part is not None)
     network = models.feedforward((100, settings["hidden_units"], 100, 10), output_activation="relu")
     potential = partial(classification, network.apply)
     task = Task(train.head(settings["num_train"]), test, network, potential(weight_decay=settings["weight_decay"]))
@@ -100,9 +100,15 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
     found: list[tuple[Group, xr.Dataset]] = []
     record: dict[str, Any] = {**settings, "num_weights": task.num_weights, "measured": {}}
     for group in settings["groups"]:
-        options = {"num_chains": num_starts, "key": seed, "test": test, "temperatures": [group.temperature]}
-        sampler, chosen = pseudo_langevin, task
-        if group.temperature is None:
+        options: dict[str, Any] = {
+            "num_chains": num_starts,
+            "key": seed,
+            "test": test,
+            "temperatures": [group.temperature],
+        }
+        sampler: Any = pseudo_langevin
+        chosen = task
+        if group.temperature == 0:
             sampler = partial(adam, validation=validation, validate_every=group.chains.record_every)
             options["temperatures"] = None
         if group.weight_decay is not None:
@@ -119,11 +125,11 @@ def rows_of(found: list[tuple[Group, xr.Dataset]], settings: Mapping[str, Any], 
     rows: list[Row] = []
     numbers = published_numbers()["fashion"]
     numbers = numbers if numbers["num_weights"] == num_weights else {}
-    trained = [adam_rows(trace, numbers, 0.006, settings["overfitting"]) for g, trace in found if g.temperature is None]
+    trained = [adam_rows(trace, numbers, 0.006, settings["overfitting"]) for g, trace in found if g.temperature == 0]
     for group, trace in found:
         num_dead = trace.sizes["chain"] - alive(trace).sizes["chain"]
         rows.append(row(f"starts with a dead class, {group.name}", num_dead, tolerance=trace.sizes["chain"] // 2))
-        if group.temperature is None:
+        if group.temperature == 0:
             continue
         for name, tolerance in (("test_error", 0.006), ("error", None)):
             known = published_value("fashion", num_weights, "pL", group.temperature, name)
@@ -143,7 +149,8 @@ def rows_of(found: list[tuple[Group, xr.Dataset]], settings: Mapping[str, Any], 
 def draw(found: list[tuple[Group, xr.Dataset]], images: np.ndarray, projections: np.ndarray) -> Figure:
     """Draw images with their projections, and the test error along the runs, one colour for each start."""
     figure = Figure(figsize=(3 * len(found) + 3, 4), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, len(found)))
+    grid = figure.add_gridspec(1, 2, width_ratios=(1, len(found)))
+    left, right = (figure.add_subfigure(grid[column]) for column in (0, 1))
     for pair, image, projection in zip(left.subplots(len(images), 2), images, projections, strict=True):
         for axes, picture in zip(pair, (image.reshape(28, 28), projection.reshape(10, 10)), strict=True):
             axes.imshow(picture, cmap="gray")

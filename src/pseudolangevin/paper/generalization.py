@@ -28,7 +28,7 @@ class Phase(NamedTuple):
     """One chain."""
 
     name: str
-    temperature: float | None  # None for training by Adam
+    temperature: float  # 0 for training by Adam
     start: str  # "random" weights, the "prior" at the temperature, or the name of the phase that is continued
     chains: Chains
     scores: float = 1.0  # standard deviation of the scores of a start from the prior
@@ -37,7 +37,7 @@ class Phase(NamedTuple):
 
 def _often(num_steps: int, seconds: float, every: int = 1_024, **settings: Any) -> Chains:
     """Return chains that measure the gradient variance often, as those from the prior must."""
-    refresh = {"refresh_every": every, "max_refresh_interval": every, "warmup_refreshes": 7}
+    refresh: dict[str, Any] = {"refresh_every": every, "max_refresh_interval": every, "warmup_refreshes": 7}
     return Chains(num_steps, 512, seconds, refresh | settings)
 
 
@@ -58,8 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("1e-6", 1e-6, "prior", _often(30_720, 40), 0.2),
             Phase("3e-7 from random weights", 3e-7, "random", _seldom(6_000, 500, 30, 4_000, 3)),
             Phase("1e-7 from random weights", 1e-7, "random", _seldom(50_000, 500, 90, 4_000, 3), judged=False),
-            Phase("Adam", None, "random", _adam(10**6, 1_000, 40, 1_024, 3e-4)),
-            Phase("Adam on all examples", None, "random", _adam(10**6, 1_000, 30, 6_288, 1e-3)),
+            Phase("Adam", 0.0, "random", _adam(10**6, 1_000, 40, 1_024, 3e-4)),
+            Phase("Adam on all examples", 0.0, "random", _adam(10**6, 1_000, 30, 6_288, 1e-3)),
             Phase("1e-7 from Adam", 1e-7, "Adam on all examples", _often(12_288, 15), judged=False),
             Phase("1e-5", 1e-5, "3e-7 from random weights", _often(8_192, 15)),
             Phase("1e-4", 1e-4, "1e-5", _often(8_192, 20, 256, temperature_ratio=0.003, mass_floor=0.1)),
@@ -77,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("3e-5 from random weights", 3e-5, "random", _seldom(6_000, 100, 60, 1_600, 4)),
             Phase("6e-5", 6e-5, "prior", _seldom(3_000, 100, 30, 1_600, 4)),
             Phase("1e-4", 1e-4, "prior", _seldom(3_000, 100, 30, 1_600, 4)),
-            Phase("Adam", None, "random", _adam(20_000, 500, 40, 128, 1e-3)),
+            Phase("Adam", 0.0, "random", _adam(20_000, 500, 40, 128, 1e-3)),
             Phase("1e-6 from Adam", 1e-6, "Adam", _seldom(3_000, 100, 30, 1_600, 4), judged=False),
         ),
         "measuring": {"observe_examples": 10_000},
@@ -119,9 +119,10 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
     outcomes: list[Outcome] = []
     record: dict[str, Any] = {**settings, "num_weights": task.num_weights, "measured": {}}
     for index, phase in enumerate(settings["phases"]):
-        options = {**settings["measuring"], "test": task.test, "key": seed + index}
-        sampler, chosen = adam, task
-        if phase.temperature is not None:
+        options: dict[str, Any] = {**settings["measuring"], "test": task.test, "key": seed + index}
+        sampler: Any = adam
+        chosen = task
+        if phase.temperature > 0:
             sampler, options["temperatures"] = pseudo_langevin, [phase.temperature]
         elif phase.name == "Adam":  # stopped early
             sampler = partial(adam, validation=held_out, validate_every=phase.chains.record_every)
@@ -132,10 +133,10 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
         ends[phase.name], trace = result.weights, result.trace.isel(temperature=0)
         averages: dict[str, Average] = {}
         variances = np.array([])
-        if phase.temperature is not None:
+        if phase.temperature > 0:
             names = ("loss", "squared_norm", "error", "test_error")
             averages = {name: average(trace[name].values, burn_in=0.5) for name in names}
-            variances = kept(trace["gradient_variance"]).mean(("chain", "draw")).values
+            variances = kept(trace)["gradient_variance"].mean(("chain", "draw")).values
             first_two = float(np.average(variances[:2], weights=sizes[:2]))
             averages["gradient_variance"] = Average(first_two, np.nan, np.nan)  # constant between measurements
             if phase.start != "random":
@@ -148,13 +149,14 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
 
 def equilibria_of(outcomes: list[Outcome]) -> dict[float, Outcome]:
     """Return outcomes by temperature, cold to hot; those from random weights only where there is no other."""
-    sampled = [o for o in outcomes if o.phase.temperature is not None]
-    return dict(sorted((o.phase.temperature, o) for o in sorted(sampled, key=lambda o: o.phase.start != "random")))
+    sampled = [o for o in outcomes if o.phase.temperature > 0]
+    found = {o.phase.temperature: o for o in sorted(sampled, key=lambda o: o.phase.start != "random")}
+    return {temperature: found[temperature] for temperature in sorted(found)}
 
 
 def curves_of(outcomes: list[Outcome]) -> list[Outcome]:
     """Return the chains from random weights, hot to cold."""
-    found = [o for o in outcomes if o.phase.start == "random" and o.phase.temperature is not None]
+    found = [o for o in outcomes if o.phase.start == "random" and o.phase.temperature > 0]
     return sorted(found, key=lambda o: -o.phase.temperature)
 
 
@@ -174,8 +176,8 @@ def rows_of(outcomes: list[Outcome], settings: Mapping[str, Any], num_weights: i
             rows.append(row(quantity, measured, published=known, tolerance=tolerance, relative=relative))
     levels = list(equilibria)[:2]
     if len(levels) == 2 and not equilibria[levels[0]].phase.judged:
-        losses, where = [published(t, "loss") for t in levels], f"from T = {levels[0]:g} to {levels[1]:g}"
-        known = None if None in losses else losses[1] - losses[0]
+        low, high = (published(t, "loss") for t in levels)
+        known, where = high - low if high and low else None, f"from T = {levels[0]:g} to {levels[1]:g}"
         jump, drop = (np.diff([equilibria[t].averages[n].mean for t in levels])[0] for n in ("loss", "test_error"))
         rows.append(
             row(f"jump of the loss {where}", jump, published=known, tolerance=0.5, relative=True, at_least=0.02)
@@ -189,7 +191,7 @@ def rows_of(outcomes: list[Outcome], settings: Mapping[str, Any], num_weights: i
             if step <= outcome.phase.chains.num_steps:  # a point that was not reached is NaN and does not pass
                 quantity, tolerance = f"test error after {step} steps, T = {name}", None if index == 0 else 0.004
                 rows.append(row(quantity, errors.get(step, np.nan), published=known, tolerance=tolerance))
-        limit = {"tolerance": settings["flat"]} if index == 0 else {"at_least": settings["overfitting"]}
+        limit: dict[str, Any] = {"tolerance": settings["flat"]} if index == 0 else {"at_least": settings["overfitting"]}
         rows.append(row(f"rise of the test error after its minimum, T = {name}", rise(outcome.errors), **limit))
     trained = [o for o in outcomes if o.phase.name == "Adam"]
     if trained:
@@ -226,7 +228,7 @@ def draw(outcomes: list[Outcome], num_weights: int) -> Figure:
     usable = [o for o in outcomes if o.usable]
     equilibria, table = equilibria_of(usable), published_table("generalization", num_weights).get("pL")
     figure = Figure(figsize=(12, 9), layout="constrained")
-    panels = figure.subplots(3, 2, sharex=True)
+    panels = figure.subplots(3, 2)
     for axes, name in zip(panels[:, 0], ("test_error", "loss", "gradient_variance"), strict=True):
         values = np.array([o.averages[name] for o in equilibria.values()]).reshape(-1, 3)
         axes.errorbar(list(equilibria), values[:, 0], np.nan_to_num(values[:, 1]), fmt="o-", color=COLORS[0])
@@ -236,7 +238,7 @@ def draw(outcomes: list[Outcome], num_weights: int) -> Figure:
         axes.set(xscale="log", ylabel=name.replace("_", " "), yscale="log" if "variance" in name else "linear")
     for index, axes in enumerate(panels[:, 1]):
         axes.plot(list(equilibria), [o.variances[index] for o in equilibria.values()], "o-", color=COLORS[2])
-        axes.set(yscale="log", ylabel=f"gradient variance, layer {index + 1}", xlabel="temperature T")
+        axes.set(xscale="log", yscale="log", ylabel=f"gradient variance, layer {index + 1}", xlabel="temperature T")
     inset = panels[0, 0].inset_axes((0.25, 0.45, 0.45, 0.5), xscale="log", xlabel="steps from random weights")
     for color, outcome in zip(
         COLORS, [*curves_of(usable), *(o for o in usable if o.phase.name == "Adam")], strict=False

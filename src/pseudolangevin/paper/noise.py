@@ -64,10 +64,9 @@ def rows_of(studies: list[NoiseStudy], num_weights: int) -> list[Row]:
     # Gaussian noise of the right variance has a share between 0.93 and 0.96.
     rows = [row("share of KS tests with p > 0.05", scatter(share), published=published, tolerance=0.015, target=0.945)]
     for index, kind in enumerate(("minibatch", "white", "total")):
-        limits = {"tolerance": 0.25 if kind == "minibatch" else 0.03, "relative": True}
-        published = known.get(f"correlation_std_{kind}_noise")
-        quantity = f"standard deviation of the correlations, {kind} noise"
-        rows.append(row(quantity, scatter(spreads[:, index]), published=published, **limits))
+        tolerance, published = 0.25 if kind == "minibatch" else 0.03, known.get(f"correlation_std_{kind}_noise")
+        quantity, value = f"standard deviation of the correlations, {kind} noise", scatter(spreads[:, index])
+        rows.append(row(quantity, value, published=published, tolerance=tolerance, relative=True))
         after_one = memory[:, index, 1] / memory[:, index, 0]
         rows.append(row(f"autocorrelation after one step, {kind} noise", scatter(after_one), tolerance=0.03))
     excess = spreads[:, 2] / spreads[:, 1] - 1

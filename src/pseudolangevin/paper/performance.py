@@ -19,7 +19,6 @@ import numpy as np
 from .. import Sampler, hybrid_monte_carlo, pseudo_langevin
 from .._trees import Weights
 from ..apps.tune import Tuned, tune
-from ..diagnostics.averages import Average
 from .results import Row, Stage, published_numbers, row
 from .spins import Case, Task, compare_speeds
 
@@ -70,9 +69,15 @@ def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
     def samplers_of(case: TunedCase, task: Task, weights: Weights) -> dict[str, Sampler]:
         system, chunks = (task.potential, task.train), {"chunk_size": case.chunk_size}
         paper = pseudo_langevin(*system, refresh_every=case.refresh_every)
-        options = {"temperature": case.temperature, "key": case.seed, "report": print, **chunks, **case.tuning}
+        options: dict[str, Any] = {
+            "temperature": case.temperature,
+            "key": case.seed,
+            "report": print,
+            **chunks,
+            **case.tuning,
+        }
         tuned.append(tune(paper, weights, bias_budget=settings.bias_budget, **options))
-        moves = {"time_step": 0.03, "warmup_moves": 10, **chunks}
+        moves: dict[str, Any] = {"time_step": 0.03, "warmup_moves": 10, **chunks}
         hybrid = {
             f"hMC, {n} steps": hybrid_monte_carlo(*system, num_leapfrog_steps=n, **moves) for n in case.leapfrog_steps
         }
@@ -115,7 +120,6 @@ def rows_of(case: TunedCase, tuned: Tuned, where: str, speeds: Mapping[str, Mapp
         f"share of variance measurements in a pL step, {where}": ("share", paper["variance_share"]),
     }
     rows = [row(quantity, value, published=known.get(name)) for quantity, (name, value) in values.items()]
-    for name, bias in tuned.best.bias.items():
-        value = Average(bias.value, bias.uncertainty, math.nan)
-        rows.append(row(f"bias of {name}, {where}, {TUNED}", value, tolerance=tuned.bias_budget))
-    return rows
+    biases = tuned.best.bias.items()
+    limit: dict[str, Any] = {"tolerance": tuned.bias_budget}
+    return rows + [row(f"bias of {name}, {where}, {TUNED}", bias, **limit) for name, bias in biases]

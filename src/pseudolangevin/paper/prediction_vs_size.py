@@ -66,10 +66,10 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
             seeds = range(seed, seed + size.num_chains)
             drawn = [prior_start(task, 0.3 * temperature, seed=seed) for seed in seeds]
             starts = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *drawn)
-        chains = {"temperatures": [temperature], "num_chains": size.num_chains}
+        chains: dict[str, Any] = {"temperatures": [temperature], "num_chains": size.num_chains}
         langevin = size.langevin.sample(pseudo_langevin, task, starts, key=seed, **chains)
         keep_end(out, task, temperature, langevin.weights)
-        masses = {"masses": jax.tree.map(lambda m: m[0], langevin.states.masses)}
+        masses: dict[str, Any] = {"masses": jax.tree.map(lambda m: m[0], langevin.states.masses)}
         moves = replace(size.hybrid, settings={**size.hybrid.settings, **masses})
         hybrid = moves.sample(hybrid_monte_carlo, task, langevin.weights, key=seed + 1, **chains)
         # Hybrid Monte Carlo starts at equilibrium: only its warm-up is discarded.

@@ -148,7 +148,9 @@ class Reproduction:
 
 def _plain(value: Any) -> Any:
     """Return numbers, strings, lists and dictionaries ready for JSON; numbers that are not finite become None."""
-    value = asdict(value) if is_dataclass(value) else value._asdict() if hasattr(value, "_asdict") else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    value = value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -259,7 +261,7 @@ def draw_points(points: Sequence[Point], x: Sequence[float], xlabel: str) -> Fig
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(6, 8.5), layout="constrained")
-    panels = figure.subplots(len(LABELS), 1, sharex=True)
+    panels = figure.subplots(len(LABELS), 1)
     for axes, (name, ylabel) in zip(panels, LABELS.items(), strict=True):
         right, reference = axes.twinx(), np.array([next(iter(p.averages.values()))[name].mean for p in points])
         for color, marker, label in zip(COLORS, "sD^vo", points[0].averages, strict=False):

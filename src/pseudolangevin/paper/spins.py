@@ -93,7 +93,7 @@ def adam_starts(task: Task, out: Path, *, num_starts: int, epochs: int, seed: in
 
     Batches hold 128 examples; the learning rate is 1e-4, times 0.8 every 1000 epochs.
     """
-    schedule = {"learning_rate": 1e-4, "decay_factor": 0.8, "decay_epochs": 1_000}
+    schedule: dict[str, Any] = {"learning_rate": 1e-4, "decay_factor": 0.8, "decay_epochs": 1_000}
     num_steps = round(epochs * task.train.num_examples / 128)
     path = out / f"starts-{task.num_weights}-{num_starts}x{epochs}.npz"
     return stored(path, task, lambda: task.starts(num_steps, num_starts=num_starts, seed=seed, **schedule))
@@ -108,7 +108,7 @@ def prior_start(task: Task, temperature: float, *, scores: float = 1.0, seed: in
     """
     inputs = task.train.head(min(2_000, task.train.num_examples)).inputs
     shapes = jax.eval_shape(task.network.init, jax.random.key(0))
-    scale = math.sqrt(task.num_weights * temperature / float(task.potential.weight_decay))
+    scale = math.sqrt(temperature / task.potential.smallest_stiffness(task.num_weights))
 
     @jax.jit
     def draw(key: Key, inputs: Array) -> tuple[Weights, Array]:
@@ -136,13 +136,22 @@ class Chains:
 
     def sample(self, sampler: Callable[..., Sampler], task: Task, starts: Weights, **options: Any) -> Result:
         """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`."""
-        lengths = {"num_steps": self.num_steps, "record_every": self.record_every, "max_seconds": self.max_seconds}
+        lengths: dict[str, Any] = {
+            "num_steps": self.num_steps,
+            "record_every": self.record_every,
+            "max_seconds": self.max_seconds,
+        }
         return sample(sampler(task.potential, task.train, **self.settings), starts, **lengths, **options)
 
 
 def hybrid_chains(num_moves: int, seconds: float, steps: int, time_step: float, warmup: int, chunk_size: int) -> Chains:
     """Return chains of hybrid Monte Carlo that are recorded after every move."""
-    settings = {"num_leapfrog_steps": steps, "time_step": time_step, "warmup_moves": warmup, "chunk_size": chunk_size}
+    settings: dict[str, Any] = {
+        "num_leapfrog_steps": steps,
+        "time_step": time_step,
+        "warmup_moves": warmup,
+        "chunk_size": chunk_size,
+    }
     return Chains(num_moves, 1, seconds, settings)
 
 
@@ -180,9 +189,13 @@ class Case:
 
         def equilibrate() -> Weights:
             # Masses are only raised: after a reset, those of a million weights can be too light for later weights.
-            settings = {"refresh_every": 1_000, "reset_probability": 0.0}
+            settings: dict[str, Any] = {"refresh_every": 1_000, "reset_probability": 0.0}
             chains = Chains(10**7, 1_000, self.equilibration_seconds, settings)
-            options = {"temperatures": [self.temperature], "key": self.seed, "chunk_size": self.chunk_size}
+            options: dict[str, Any] = {
+                "temperatures": [self.temperature],
+                "key": self.seed,
+                "chunk_size": self.chunk_size,
+            }
             return chains.sample(pseudo_langevin, task, task.starts(self.training_steps), **options).weights
 
         weights = stored(_end(out, task, self.temperature), task, equilibrate)
@@ -195,13 +208,15 @@ class Case:
         hybrid Monte Carlo adapts its time step, and the other samplers measure the gradient variance ten times, so that
         their masses are those of a long run.
         """
-        options = {"temperatures": [self.temperature], "chunk_size": self.chunk_size}
-        run = Run(sampler, **options)
-        states, every, discard = run.start(weights, self.seed), 1, getattr(sampler, "warmup_moves", None)
+        options: dict[str, Any] = {"temperatures": [self.temperature], "chunk_size": self.chunk_size}
+        run, every, discard = Run(sampler, **options), 1, getattr(sampler, "warmup_moves", None)
         if sampler.refreshes:
             every = max(50, round(1 / (1 - sampler.momentum_retention**2)))
             often = Run(replace(sampler, refresh_every=every, max_refresh_interval=every), **options)
+            states = often.start(weights, self.seed)
             states = measure_diffusion(often, states, every=every, seconds=0, discard_steps=9 * every).states
+        else:
+            states = run.start(weights, self.seed)
         return measure_diffusion(run, states, every=every, seconds=self.seconds, discard_steps=discard)
 
 

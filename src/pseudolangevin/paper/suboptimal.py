@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import Sampler, hybrid_monte_carlo, pseudo_langevin
 from .._trees import Weights
@@ -56,10 +57,10 @@ def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
 def samplers_of(size: Size, task: Task, weights: Weights) -> dict[str, Sampler]:
     """Return the samplers by label."""
     system = (task.potential, task.train)
-    moves = {"time_step": 0.05, "warmup_moves": 4, "chunk_size": size.chunk_size}
+    moves: dict[str, Any] = {"time_step": 0.05, "warmup_moves": 4, "chunk_size": size.chunk_size}
     found: dict[str, Sampler] = {}
     for value in size.temperature_ratios:
-        options = {"temperature_ratio": value, "refresh_every": 1_000, "reset_probability": 0.0}
+        options: dict[str, Any] = {"temperature_ratio": value, "refresh_every": 1_000, "reset_probability": 0.0}
         found[f"pL, ratio {value:g}"] = pseudo_langevin(*system, **options)
     for steps in size.leapfrog_steps:
         found[f"hMC, {steps} steps"] = hybrid_monte_carlo(*system, num_leapfrog_steps=steps, **moves)

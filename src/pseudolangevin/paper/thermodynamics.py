@@ -59,7 +59,7 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
     """Sample with both samplers from the same starts and compare."""
     task, temperatures, seed = spin_task(settings["hidden_units"]), settings["temperatures"], settings["seed"]
     starts = PROTOCOLS[settings["protocol"]](task, settings, out)
-    chains = {"temperatures": temperatures, "num_chains": settings["starts"]["num_starts"]}
+    chains: dict[str, Any] = {"temperatures": temperatures, "num_chains": settings["starts"]["num_starts"]}
     langevin = settings["langevin"].sample(pseudo_langevin, task, starts, key=seed, **chains)
     for index, temperature in enumerate(temperatures):
         keep_end(out, task, temperature, jax.tree.map(lambda w, i=index: w[i : i + 1], langevin.weights))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -40,7 +41,7 @@ def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
 def samplers_of(settings: Settings, task: Task, weights: Weights) -> dict[str, Sampler]:
     """Return the samplers by label."""
     system = (task.potential, task.train)
-    moves = {"num_leapfrog_steps": settings.num_leapfrog_steps, "chunk_size": settings.chunk_size}
+    moves: dict[str, Any] = {"num_leapfrog_steps": settings.num_leapfrog_steps, "chunk_size": settings.chunk_size}
     langevin = pseudo_langevin(*system, refresh_every=1_000, reset_probability=0.0)
     state = jax.jit(langevin.init)(jax.random.key(settings.seed), weights, settings.temperature)
     largest = max(float(v.max()) for v in jax.tree.leaves(state.gradient_variance))
