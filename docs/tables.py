@@ -78,12 +78,11 @@ def summary(*files: str) -> str:
 def rows(file: str, *words: str) -> str:
     """Return the rows of one reproduction whose quantity contains the words."""
     content, chosen = json.loads((ROOT / file).read_text(encoding="utf-8")), " ".join(words)
-    lines = [
-        [r["quantity"], number(r["published"]), number(r["measured"], r["standard_error"])]
-        + [number(r["tolerance"]), "yes" if r["passed"] else "**no**"]
-        for r in content["rows"]
-        if chosen in r["quantity"]
-    ]
+    lines = []
+    for r in content["rows"]:
+        if chosen in r["quantity"]:
+            values = (number(r["published"]), number(r["measured"], r["standard_error"]), number(r["tolerance"]))
+            lines.append([r["quantity"], *values, "yes" if r["passed"] else "**no**"])
     return markdown(["quantity", "published", "measured", "tolerance", "passes"], lines)
 
 

@@ -19,7 +19,7 @@ from pseudolangevin.diagnostics.averages import Average
 from pseudolangevin.diagnostics.diffusion import Diffusion, MeasuredDiffusion
 from pseudolangevin.paper import fashion, generalization, noise, performance, spins, thermodynamics
 from pseudolangevin.paper.results import Point, published_table
-from pseudolangevin.paper.spins import Chains, hybrid_chains
+from pseudolangevin.paper.spins import chains
 
 MODULES = {name: importlib.import_module(f"pseudolangevin.paper.{module}") for name, module in paper.MODULES.items()}
 small_task = partial(spins.spin_task, num_train=2_000)
@@ -50,10 +50,10 @@ def simulated_trace(temperatures, num_chains, num_records, every, sampler="pseud
 def simulated_sample(sampler, weights, *, temperatures=None, num_chains=1, num_steps, record_every, **_):
     temperatures = [0.0] if temperatures is None else temperatures
     trace = simulated_trace(temperatures, num_chains, min(20, num_steps // record_every), record_every, sampler.name)
-    chains = (len(temperatures), num_chains)
+    shape = (len(temperatures), num_chains)
     if jax.tree.leaves(weights)[0].shape == jax.tree.leaves(small_task(3).network.init(jax.random.key(0)))[0].shape:
         weights = jax.tree.map(lambda w: w[None, None], weights)
-    weights = jax.tree.map(lambda w: np.broadcast_to(w, (*chains, *w.shape[2:])), weights)
+    weights = jax.tree.map(lambda w: np.broadcast_to(w, (*shape, *w.shape[2:])), weights)
     flat = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]) ** 2 + 1, weights)
     return SimpleNamespace(trace=trace, weights=weights, states=SimpleNamespace(masses=flat), sampler=sampler)
 
@@ -72,7 +72,7 @@ def simulated_speed(self, sampler, weights):
     return MeasuredDiffusion(curve, 400, 4.0, 0.4, {}, SimpleNamespace(time_step=np.array([0.1])))
 
 
-def simulated_tune(sampler, weights, *, bias_budget, **_):
+def simulated_tune(sampler, weights, *, bias_budget=0.02, **_):
     best = SimpleNamespace(bias={"loss": Average(0.01, 0.001, 9), "squared_norm": Average(0.03, 0.001, 9)})
     tuned = replace(sampler, temperature_ratio=0.1)
     return SimpleNamespace(sampler=tuned, best=best, bias_budget=bias_budget, to_dict=lambda: {"sampler": tuned.name})
@@ -111,9 +111,7 @@ def simulated(monkeypatch):
     monkeypatch.setattr(noise, "noise_study", lambda *_, **__: simulated_study())
     for module in (spins, *MODULES.values()):
         monkeypatch.setattr(module, "spin_task", lambda hidden_units: small_task(3), raising=False)
-    chains = hybrid_chains(10, 1.0, 3, 0.1, 2, 600)
     monkeypatch.setitem(fashion.SETTINGS["smoke"], "hidden_units", 3)
-    return chains
 
 
 @pytest.mark.parametrize("name", paper.MODULES)
@@ -133,7 +131,7 @@ def test_a_reproduction_writes_rows_and_a_picture(name, simulated, tmp_path, cap
 def test_settings_of_both_scales_have_a_seed(name):
     for scale in ("smoke", "paper"):
         settings = MODULES[name].SETTINGS[scale]
-        assert (settings["seed"] if isinstance(settings, dict) else settings.seed) == 0
+        assert (settings["seed"] if isinstance(settings, dict) else settings[0].seed) == 0
 
 
 def test_unknown_names_and_scales_are_rejected_before_anything_runs(tmp_path):
@@ -159,8 +157,8 @@ def test_short_real_chains_of_thermodynamics(monkeypatch, tmp_path):
     settings = thermodynamics.SETTINGS["smoke"] | {
         "hidden_units": 3,
         "starts": {"num_starts": 2, "epochs": 1, "seed": 0},
-        "langevin": Chains(40, 10, 60, {"batch_size": 100}),
-        "hybrid": hybrid_chains(4, 60, 2, 0.1, 1, 600),
+        "langevin": chains(40, 10, 60, batch_size=100),
+        "hybrid": chains(4, 1, 60, num_leapfrog_steps=2, time_step=0.1, warmup_moves=1),
     }
     monkeypatch.setattr(thermodynamics, "spin_task", small_task)
     monkeypatch.setitem(thermodynamics.SETTINGS, "smoke", settings)
@@ -184,12 +182,13 @@ def test_speeds_are_measured_on_real_chains_with_the_masses_of_many_measurements
 
 
 def performance_rows(leapfrog_steps, speed):
-    case = replace(performance.SETTINGS["paper"].cases[2], leapfrog_steps=leapfrog_steps)
+    case = performance.SETTINGS["paper"][2]
+    case = replace(case, options={**case.options, "moves": leapfrog_steps})
     speeds = {
         performance.PAPER: {"D*/N": 1e-4, "seconds_per_step": 1e-4, "variance_share": 0.1},
         f"hMC, {max(leapfrog_steps)} steps": {"D*/N": speed, "seconds_per_step": 1.0, "time_step": 0.1},
     }
-    tuned = simulated_tune(spins.pseudo_langevin(small_task(3).potential, small_task(3).train), None, bias_budget=0.02)
+    tuned = simulated_tune(spins.pseudo_langevin(small_task(3).potential, small_task(3).train), None)
     return {r.quantity: r for r in performance.rows_of(case, tuned, "N", speeds)}
 
 
@@ -217,7 +216,7 @@ def outcome(name, temperature, start, curve, judged=True, **averages):
     trace["test_error"].values[0, 0] = curve
     if temperature == 0:
         trace["best_step"].values[:] = 500 * (1 + int(np.argmin(curve)))
-    phase = generalization.Phase(name, temperature, start, Chains(500 * len(curve), 500, 1.0), judged=judged)
+    phase = generalization.Phase(name, temperature, start, chains(500 * len(curve), 500, 1.0), judged=judged)
     return generalization.Outcome(phase, trace.isel(temperature=0), values, np.ones(3))
 
 
@@ -270,7 +269,7 @@ def test_a_bad_run_fails_the_rows_of_generalization(published_outcomes):
 
 def test_a_published_step_that_was_not_reached_does_not_pass(published_outcomes):
     short = published_outcomes[4]
-    short = short._replace(phase=short.phase._replace(chains=Chains(50_000, 500, 1.0)))
+    short = short._replace(phase=short.phase._replace(chains=chains(50_000, 500, 1.0)))
     both = [published_outcomes[0], short]
     rows = {r.quantity: r for r in generalization.rows_of(both, generalization.SETTINGS["paper"], 1_006_110)}
     assert not rows["test error after 50000 steps, T = 1e-7 from random weights"].passed
@@ -289,7 +288,7 @@ def test_fashion_counts_starts_with_a_dead_class_and_leaves_them_out():
     trace = simulated_trace([5e-8], 3, 8, 500).isel(temperature=0)
     trace["test_error"].values[:] = np.array([0.2, 0.4, 0.2])[:, None]
     trace["dead_class"].values[1, -1, 3] = True
-    found = [(fashion.Group(5e-8, Chains(4_000, 500, 1.0)), trace)]
+    found = [(fashion.Group(5e-8, chains(4_000, 500, 1.0)), trace)]
     rows = {r.quantity: r for r in fashion.rows_of(found, fashion.SETTINGS["paper"], 101_610)}
     assert rows["test_error at T = 5e-08"].measured == pytest.approx(0.2)
     assert not rows["test_error at T = 5e-08"].passed  # 0.1926 was published

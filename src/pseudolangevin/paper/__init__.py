@@ -43,7 +43,7 @@ def reproduce(names: str | Sequence[str], scale: str, out: Path) -> int:
     for name in chosen:
         module = import_module(f".{MODULES[name]}", __package__)
         settings, started = module.SETTINGS[scale], time.perf_counter()
-        seed = settings["seed"] if isinstance(settings, dict) else settings.seed
+        seed = settings["seed"] if isinstance(settings, dict) else settings[0].seed
         for rows, figure, record in module.reproduce(settings, out):
             seconds = time.perf_counter() - started
             result = Reproduction(name, scale, rows, figure, record, seed, seconds)

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import hybrid_monte_carlo, pseudo_langevin
 from .results import Point, Row, Stage, draw_points
-from .spins import Chains, adam_starts, averages_of, hybrid_chains, keep_end, prior_start, spin_task, summary
+from .spins import Chains, adam_starts, averages_of, chains, keep_end, prior_start, spin_task, summary
 
 
 class Size(NamedTuple):
@@ -29,24 +29,26 @@ class Size(NamedTuple):
     hybrid: Chains
 
 
+def _moves(seconds: float, num_leapfrog_steps: int, time_step: float, warmup_moves: int, chunk_size: int) -> Chains:
+    options = {"num_leapfrog_steps": num_leapfrog_steps, "time_step": time_step, "warmup_moves": warmup_moves}
+    return chains(10_000, 1, seconds, chunk_size=chunk_size, **options)
+
+
 # From the prior the gradient variance falls by orders of magnitude, so that the masses must follow it.
 FOLLOWING = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7, "reset_probability": 1.0}
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
         "temperature": 1e-6,
         "sizes": (
-            Size(50, 5_000, 3, Chains(300_000, 2_000, 20), hybrid_chains(10_000, 20, 500, 20.0, 10, 55_800)),
-            Size(500, 5, 3, Chains(150_000, 1_000, 30), hybrid_chains(10_000, 25, 100, 10.0, 10, 55_800)),
-            Size(5_000, 0, 1, Chains(20_480, 512, 35, FOLLOWING), hybrid_chains(10_000, 30, 10, 5.0, 4, 20_480)),
+            Size(50, 5_000, 3, chains(300_000, 2_000, 20), _moves(20, 500, 20.0, 10, 55_800)),
+            Size(500, 5, 3, chains(150_000, 1_000, 30), _moves(25, 100, 10.0, 10, 55_800)),
+            Size(5_000, 0, 1, chains(20_480, 512, 35, **FOLLOWING), _moves(30, 10, 5.0, 4, 20_480)),
         ),
         "seed": 0,
     },
     "smoke": {
         "temperature": 4e-4,
-        "sizes": tuple(
-            Size(units, 10, 2, Chains(8_000, 100, 40), hybrid_chains(10_000, 30, 50, 5.0, 20, 5_000))
-            for units in (3, 6, 12)
-        ),
+        "sizes": tuple(Size(n, 10, 2, chains(8_000, 100, 40), _moves(30, 50, 5.0, 20, 5_000)) for n in (3, 6, 12)),
         "seed": 0,
     },
 }
@@ -66,12 +68,12 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
             seeds = range(seed, seed + size.num_chains)
             drawn = [prior_start(task, 0.3 * temperature, seed=seed) for seed in seeds]
             starts = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *drawn)
-        chains: dict[str, Any] = {"temperatures": [temperature], "num_chains": size.num_chains}
-        langevin = size.langevin.sample(pseudo_langevin, task, starts, key=seed, **chains)
+        options: dict[str, Any] = {"temperatures": [temperature], "num_chains": size.num_chains}
+        langevin = size.langevin.sample(pseudo_langevin, task, starts, key=seed, **options)
         keep_end(out, task, temperature, langevin.weights)
         masses: dict[str, Any] = {"masses": jax.tree.map(lambda m: m[0], langevin.states.masses)}
         moves = replace(size.hybrid, settings={**size.hybrid.settings, **masses})
-        hybrid = moves.sample(hybrid_monte_carlo, task, langevin.weights, key=seed + 1, **chains)
+        hybrid = moves.sample(hybrid_monte_carlo, task, langevin.weights, key=seed + 1, **options)
         # Hybrid Monte Carlo starts at equilibrium: only its warm-up is discarded.
         discard = min(0.9, size.hybrid.settings["warmup_moves"] / hybrid.trace.sizes["draw"])
         averages = {"hMC": averages_of(hybrid, discard)[0], "pL": averages_of(langevin)[0]}

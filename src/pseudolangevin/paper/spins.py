@@ -25,7 +25,7 @@ from .results import COLORS, LABELS, Row, Stage, row
 
 @dataclass(frozen=True)
 class Task:
-    """Data, network and potential of one size."""
+    """Data, network and potential."""
 
     train: Dataset
     test: Dataset
@@ -33,15 +33,19 @@ class Task:
     potential: Potential
 
     @property
+    def shapes(self) -> Weights:
+        """Shapes of the weights."""
+        return jax.eval_shape(self.network.init, jax.random.key(0))
+
+    @property
     def num_weights(self) -> int:
         """Number of weights, N."""
-        return trees.num_weights(jax.eval_shape(self.network.init, jax.random.key(0)))
+        return trees.num_weights(self.shapes)
 
-    def starts(self, num_steps: int, *, num_starts: int = 1, seed: int = 0, **options: Any) -> Weights:
+    def starts(self, num_steps: int, *, seed: int = 0, **options: Any) -> Weights:
         """Return starts without dead classes, leading axes (1, start), from a training by Adam."""
-        options |= {"num_steps": num_steps, "num_starts": num_starts, "key": seed}
-        found = trained_starts(self.potential, self.train, self.network.init, **options)
-        return jax.tree.map(lambda w: w[None], found)
+        system = (self.potential, self.train, self.network.init)
+        return jax.tree.map(lambda w: w[None], trained_starts(*system, num_steps=num_steps, key=seed, **options))
 
 
 def spin_task(hidden_units: int, *, num_train: int | None = None, data_seed: int = 6) -> Task:
@@ -57,12 +61,9 @@ def spin_task(hidden_units: int, *, num_train: int | None = None, data_seed: int
 
 
 def ideal_loss(task: Task, flip_probability: float = 0.355) -> float:
-    """Return the training loss of the ideal classifier, which has the reference vectors of the classes.
-
-    A reference vector is the sign of the mean over the examples of its class.
-    """
+    """Return the training loss of the ideal classifier, which has the reference vector of every class."""
     inputs, labels = np.asarray(task.train.inputs, np.float32), np.asarray(task.train.targets)
-    references = np.sign([inputs[labels == k].mean(axis=0) for k in np.unique(labels)])
+    references = np.sign([inputs[labels == k].mean(axis=0) for k in np.unique(labels)])  # exact for many examples
     scores = inputs @ references.T * (math.log(1 / flip_probability - 1) / 2)
     return float(np.mean(np.logaddexp.reduce(scores, axis=1) - scores[np.arange(len(labels)), labels]))
 
@@ -71,7 +72,7 @@ def stored(path: Path, task: Task, make: Callable[[], Weights]) -> Weights:
     """Return the weights in an .npz file, leading axes (1, chain); if it does not exist, make them and write it."""
     if not path.exists():
         np.savez(path, *map(np.asarray, jax.tree.leaves(make())))
-    shapes, structure = jax.tree.flatten(jax.eval_shape(task.network.init, jax.random.key(0)))
+    shapes, structure = jax.tree.flatten(task.shapes)
     with np.load(path, allow_pickle=False) as file:
         leaves = [file[name] for name in file.files]
     if [leaf.shape[2:] for leaf in leaves] != [leaf.shape for leaf in shapes]:
@@ -79,13 +80,14 @@ def stored(path: Path, task: Task, make: Callable[[], Weights]) -> Weights:
     return jax.tree.unflatten(structure, leaves)
 
 
-def keep_end(out: Path, task: Task, temperature: float, weights: Weights) -> None:
-    """Write the last weights of a long chain, from which comparisons of speed start."""
-    np.savez(_end(out, task, temperature), *map(np.asarray, jax.tree.leaves(weights)))
-
-
-def _end(out: Path, task: Task, temperature: float) -> Path:
+def end_of(out: Path, task: Task, temperature: float) -> Path:
+    """Return the file with the last weights of a long chain, from which comparisons of speed start."""
     return out / f"end-{task.num_weights}-{temperature:g}.npz"
+
+
+def keep_end(out: Path, task: Task, temperature: float, weights: Weights) -> None:
+    """Write that file."""
+    np.savez(end_of(out, task, temperature), *map(np.asarray, jax.tree.leaves(weights)))
 
 
 def adam_starts(task: Task, out: Path, *, num_starts: int, epochs: int, seed: int = 0) -> Weights:
@@ -106,9 +108,7 @@ def prior_start(task: Task, temperature: float, *, scores: float = 1.0, seed: in
     at once; from the small weights of an initialisation, |w|² takes 𝒱/(4·T·𝒯·λ/N) steps to grow. The last layer is
     scaled such that the scores have the standard deviation `scores`, since those of the prior can be in the hundreds.
     """
-    inputs = task.train.head(min(2_000, task.train.num_examples)).inputs
-    shapes = jax.eval_shape(task.network.init, jax.random.key(0))
-    scale = math.sqrt(temperature / task.potential.smallest_stiffness(task.num_weights))
+    shapes, scale = task.shapes, math.sqrt(temperature / task.potential.smallest_stiffness(task.num_weights))
 
     @jax.jit
     def draw(key: Key, inputs: Array) -> tuple[Weights, Array]:
@@ -119,7 +119,7 @@ def prior_start(task: Task, temperature: float, *, scores: float = 1.0, seed: in
         return weights, jnp.min(jnp.mean(outputs > 0, axis=0))
 
     for candidate in range(seed, seed + 1_000):
-        weights, smallest_share = draw(jax.random.key(candidate), inputs)
+        weights, smallest_share = draw(jax.random.key(candidate), task.train.inputs[:2_000])
         if smallest_share >= 0.01:  # of the examples with a positive score, in the worst class
             return jax.tree.map(np.asarray, weights)
     raise ValueError(f"seed = {seed}: each of 1000 draws from the prior has a dead class; try another seed")
@@ -132,27 +132,17 @@ class Chains:
     num_steps: int
     record_every: int
     max_seconds: float
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
 
     def sample(self, sampler: Callable[..., Sampler], task: Task, starts: Weights, **options: Any) -> Result:
         """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`."""
-        lengths: dict[str, Any] = {
-            "num_steps": self.num_steps,
-            "record_every": self.record_every,
-            "max_seconds": self.max_seconds,
-        }
-        return sample(sampler(task.potential, task.train, **self.settings), starts, **lengths, **options)
+        options |= {"num_steps": self.num_steps, "record_every": self.record_every, "max_seconds": self.max_seconds}
+        return sample(sampler(task.potential, task.train, **self.settings), starts, **options)
 
 
-def hybrid_chains(num_moves: int, seconds: float, steps: int, time_step: float, warmup: int, chunk_size: int) -> Chains:
-    """Return chains of hybrid Monte Carlo that are recorded after every move."""
-    settings: dict[str, Any] = {
-        "num_leapfrog_steps": steps,
-        "time_step": time_step,
-        "warmup_moves": warmup,
-        "chunk_size": chunk_size,
-    }
-    return Chains(num_moves, 1, seconds, settings)
+def chains(num_steps: int, record_every: int, max_seconds: float, **settings: Any) -> Chains:
+    """Return chains whose sampler has the settings."""
+    return Chains(num_steps, record_every, max_seconds, settings)
 
 
 def averages_of(result: Result, discard: float = DEFAULT_DISCARD) -> list[dict[str, Average]]:
@@ -181,6 +171,7 @@ class Case:
     equilibration_seconds: float
     seconds: float  # measured time of every sampler
     chunk_size: int
+    options: Mapping[str, Any] = field(default_factory=dict)  # settings of one reproduction
     seed: int = 0
 
     def prepare(self, out: Path) -> tuple[Task, Weights]:
@@ -189,16 +180,12 @@ class Case:
 
         def equilibrate() -> Weights:
             # Masses are only raised: after a reset, those of a million weights can be too light for later weights.
-            settings: dict[str, Any] = {"refresh_every": 1_000, "reset_probability": 0.0}
-            chains = Chains(10**7, 1_000, self.equilibration_seconds, settings)
-            options: dict[str, Any] = {
-                "temperatures": [self.temperature],
-                "key": self.seed,
-                "chunk_size": self.chunk_size,
-            }
-            return chains.sample(pseudo_langevin, task, task.starts(self.training_steps), **options).weights
+            long = chains(10**7, 1_000, self.equilibration_seconds, refresh_every=1_000, reset_probability=0.0)
+            options: dict[str, Any] = {"temperatures": [self.temperature], "chunk_size": self.chunk_size}
+            start = task.starts(self.training_steps, seed=self.seed)
+            return long.sample(pseudo_langevin, task, start, key=self.seed, **options).weights
 
-        weights = stored(_end(out, task, self.temperature), task, equilibrate)
+        weights = stored(end_of(out, task, self.temperature), task, equilibrate)
         return task, jax.tree.map(lambda w: w[0, 0], weights)
 
     def measure(self, sampler: Any, weights: Weights) -> MeasuredDiffusion:
@@ -222,22 +209,21 @@ class Case:
 
 def ratio(left: Diffusion | None, right: Diffusion | None, *, same_interval: bool = False) -> Average:
     """Return the ratio of two D*, each at its own shortest interval or both at the longer one; NaN if unknown."""
-    value = error = math.nan
-    if left is not None and right is not None and right.coefficient[0] > 0:
-        if same_interval:
-            interval = max(left.seconds[0], right.seconds[0])
-            value = float(left.at(interval)[0] / right.at(interval)[0])
-        else:
-            value = float(left.coefficient[0] / right.coefficient[0])
-            error = value * math.hypot(*(float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right)))
-    return Average(value, error, math.nan)
+    if left is None or right is None or not right.coefficient[0] > 0:
+        return Average(math.nan, math.nan, math.nan)
+    if same_interval:
+        interval = max(left.seconds[0], right.seconds[0])
+        return Average(float(left.at(interval)[0] / right.at(interval)[0]), math.nan, math.nan)
+    value = float(left.coefficient[0] / right.coefficient[0])
+    errors = (float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right))
+    return Average(value, value * math.hypot(*errors), math.nan)
 
 
 def compare_speeds(
     cases: Sequence[Case],
     out: Path,
-    samplers_of: Callable[[Any, Task, Weights], Mapping[str, Sampler]],
-    pairs_of: Callable[[Any, Sequence[str]], Iterable[tuple[str, str, float, bool]]],
+    samplers_of: Callable[[Case, Task, Weights], Mapping[str, Sampler]],
+    pairs_of: Callable[[Case, Sequence[str]], Iterable[tuple[str, str, float, bool]]],
 ) -> Iterator[Stage]:
     """Measure samplers from the same weights, one after the other, in every case.
 
@@ -250,14 +236,13 @@ def compare_speeds(
     for case in cases:
         task, weights = case.prepare(out)
         where = f"N = {task.num_weights}, T = {case.temperature:g}"
-        curves[where] = found = {}
-        record["measured"][where] = measured = {}
+        curves[where], record["measured"][where] = {}, {}
         for label, sampler in samplers_of(case, task, weights).items():
             speed = case.measure(sampler, weights)
-            found[label] = speed.diffusion
+            curves[where][label] = speed.diffusion
             rows.append(row(f"D*/N in 1/s, {where}, {label}", Average(speed.coefficient, speed.coefficient_error, 0)))
             print(f"{rows[-1].quantity}: {rows[-1].measured:.3g}", flush=True)
-            measured[label] = {
+            record["measured"][where][label] = {
                 "sampler": sampler.name,
                 "settings": sampler.settings,
                 "D*/N": speed.coefficient,
@@ -266,9 +251,10 @@ def compare_speeds(
                 "time_step": np.mean(getattr(speed.states, "time_step", math.nan)),
                 "curve": None if speed.diffusion is None else speed.diffusion.to_dict(),
             }
-        for faster, slower, least, same in pairs_of(case, list(found)):
+        for faster, slower, least, same in pairs_of(case, list(curves[where])):
+            value = ratio(curves[where][faster], curves[where][slower], same_interval=same)
             quantity = f"D*{' at the same interval' * same}, {where}, {faster} over {slower}"
-            rows.append(row(quantity, ratio(found[faster], found[slower], same_interval=same), at_least=least))
+            rows.append(row(quantity, value, at_least=least))
         yield rows, _draw(curves), record
 
 
@@ -277,8 +263,7 @@ def _draw(curves: Mapping[str, Mapping[str, Diffusion | None]]) -> Figure:
     figure = Figure(figsize=(5 * len(curves), 4.5), layout="constrained")
     for axes, (title, found) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
         for color, (label, curve) in zip(COLORS, found.items(), strict=False):
-            if curve is not None:
-                moved = curve.displacement[0] > 0  # every one of a few moves of hMC may have been rejected
+            if curve is not None and (moved := curve.displacement[0] > 0).any():  # all moves may have been rejected
                 axes.plot(curve.seconds[moved], curve.displacement[0][moved], "o-", ms=3, color=color, label=label)
         axes.set(xscale="log", yscale="log", xlabel="wall-clock interval [s]", ylabel="d²/N", title=title)
         axes.legend(frameon=False, fontsize=7)

@@ -16,7 +16,7 @@ import jax
 from .. import hybrid_monte_carlo, pseudo_langevin
 from .._trees import Weights
 from .results import Point, Row, Stage, draw_points, row
-from .spins import Chains, Task, adam_starts, averages_of, hybrid_chains, ideal_loss, keep_end, spin_task, summary
+from .spins import Task, adam_starts, averages_of, chains, ideal_loss, keep_end, spin_task, summary
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -24,8 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "temperatures": (1e-6, 3e-6, 1e-5, 3e-5),
         "protocol": "adam",  # one of PROTOCOLS
         "starts": {"num_starts": 3, "epochs": 5_000, "seed": 0},
-        "langevin": Chains(1_200_000, 10_000, 200, {"batch_size": 5_580}),
-        "hybrid": hybrid_chains(400, 150, 500, 0.03, 20, 55_800),
+        "langevin": chains(1_200_000, 10_000, 200, batch_size=5_580),
+        "hybrid": chains(400, 1, 150, num_leapfrog_steps=500, time_step=0.03, warmup_moves=20, chunk_size=55_800),
         "equilibrium": 1e-5,  # below it the landscape is glassy, and tolerances are wider
         # Loss of the ideal classifier on the published data: 0.3112 on the data that the public code makes, times the
         # ratio of the published losses to those of pL on these data, 1.030 at T = 3e-5 and 1.026 at 2e-5.
@@ -37,8 +37,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "temperatures": (2e-4, 4e-4),
         "protocol": "adam",
         "starts": {"num_starts": 2, "epochs": 60, "seed": 0},
-        "langevin": Chains(30_000, 250, 120, {"batch_size": 1_058, "temperature_ratio": 0.002}),
-        "hybrid": hybrid_chains(120, 90, 60, 0.1, 20, 10_575),
+        "langevin": chains(30_000, 250, 120, batch_size=1_058, temperature_ratio=0.002),
+        "hybrid": chains(120, 1, 90, num_leapfrog_steps=60, time_step=0.1, warmup_moves=20, chunk_size=10_575),
         "equilibrium": 0.0,
         "published_ideal_loss": 0.320,
         "seed": 0,
@@ -59,11 +59,11 @@ def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
     """Sample with both samplers from the same starts and compare."""
     task, temperatures, seed = spin_task(settings["hidden_units"]), settings["temperatures"], settings["seed"]
     starts = PROTOCOLS[settings["protocol"]](task, settings, out)
-    chains: dict[str, Any] = {"temperatures": temperatures, "num_chains": settings["starts"]["num_starts"]}
-    langevin = settings["langevin"].sample(pseudo_langevin, task, starts, key=seed, **chains)
+    options: dict[str, Any] = {"temperatures": temperatures, "num_chains": settings["starts"]["num_starts"]}
+    langevin = settings["langevin"].sample(pseudo_langevin, task, starts, key=seed, **options)
     for index, temperature in enumerate(temperatures):
         keep_end(out, task, temperature, jax.tree.map(lambda w, i=index: w[i : i + 1], langevin.weights))
-    hybrid = settings["hybrid"].sample(hybrid_monte_carlo, task, starts, key=seed + 1, **chains)
+    hybrid = settings["hybrid"].sample(hybrid_monte_carlo, task, starts, key=seed + 1, **options)
     results = {"hMC": hybrid, "pL": langevin}
     averages = {label: averages_of(result) for label, result in results.items()}
     points = [

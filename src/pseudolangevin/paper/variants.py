@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -19,35 +17,26 @@ from .._trees import Weights
 from .results import Stage
 from .spins import Case, Task, compare_speeds
 
-
-@dataclass(frozen=True)
-class Settings(Case):
-    """Settings of one scale."""
-
-    num_leapfrog_steps: int = 3
-
-
 SETTINGS = {
-    "paper": Settings(5_000, 1e-6, 20_000, equilibration_seconds=4, seconds=4, chunk_size=20_480),
-    "smoke": Settings(10, 2e-4, 5_000, equilibration_seconds=8, seconds=6, chunk_size=15_600, num_leapfrog_steps=20),
+    "paper": (Case(5_000, 1e-6, 20_000, 4, 4, 20_480, {"num_leapfrog_steps": 3}),),
+    "smoke": (Case(10, 2e-4, 5_000, 8, 6, 15_600, {"num_leapfrog_steps": 20}),),
 }
 
 
-def reproduce(settings: Settings, out: Path) -> Iterator[Stage]:
+def reproduce(cases: tuple[Case, ...], out: Path) -> Iterator[Stage]:
     """Measure five samplers from the same weights; pL must be faster than the others."""
-    return compare_speeds([settings], out, samplers_of, lambda _, labels: [("pL", x, 1.0, False) for x in labels[1:]])
+    return compare_speeds(cases, out, samplers_of, lambda _, labels: [("pL", x, 1.0, False) for x in labels[1:]])
 
 
-def samplers_of(settings: Settings, task: Task, weights: Weights) -> dict[str, Sampler]:
+def samplers_of(case: Case, task: Task, weights: Weights) -> dict[str, Sampler]:
     """Return the samplers by label."""
-    system = (task.potential, task.train)
-    moves: dict[str, Any] = {"num_leapfrog_steps": settings.num_leapfrog_steps, "chunk_size": settings.chunk_size}
+    system, moves = (task.potential, task.train), {"chunk_size": case.chunk_size, **case.options}
     langevin = pseudo_langevin(*system, refresh_every=1_000, reset_probability=0.0)
-    state = jax.jit(langevin.init)(jax.random.key(settings.seed), weights, settings.temperature)
+    state = jax.jit(langevin.init)(jax.random.key(case.seed), weights, case.temperature)
     largest = max(float(v.max()) for v in jax.tree.leaves(state.gradient_variance))
     # With a mass of one the temperature ratio is 𝒯 = δt²·𝒱/(4·(1 − c1²)·T).
     friction = 1 - langevin.momentum_retention**2
-    time_step = math.sqrt(4 * friction * settings.temperature * langevin.temperature_ratio / largest)
+    time_step = math.sqrt(4 * friction * case.temperature * langevin.temperature_ratio / largest)
     return {
         "pL": langevin,
         "naive pL, variance subtracted": naive_pseudo_langevin(*system, time_step=time_step, refresh_every=1_000),
