@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jax.sharding import Mesh
 
 from . import _trees as trees
@@ -32,9 +31,12 @@ from ._random import as_key
 from ._trees import Array, Key, Weights
 from .data import Dataset, StreamedDataset
 from .data.streamed import BLOCKS_AHEAD
-from .observables import OwnObservables
+from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class ChainStoppedWarning(UserWarning):
@@ -56,7 +58,7 @@ class Result:
     trace: xr.Dataset
     """Observables with dimensions (temperature, chain, draw) and the coordinate `step` along draw."""
     weights: Weights
-    """Final weights of every chain: the pytree with leading axes (temperature, chain)."""
+    """Final weights of every chain, at the same time as the records: leading axes (temperature, chain)."""
     samples: Weights | None
     """Kept weights, leading axes (temperature, chain, kept draw); None unless `keep_weights_every` was given."""
     states: Any
@@ -207,7 +209,7 @@ class Run:
         if observe_examples is not None:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
             self.observed = self.observed.head(observe_examples)
-        self.own = _check_own(observables)
+        self.own = check_own(observables)
         self.mesh = self._mesh(placement)
 
     def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
@@ -351,7 +353,7 @@ class Run:
                     states = _refresh(sampler, states)
                     due = self._next_refresh(states)
                 stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
-                states = self._advance(states, min(stops) - step, every)
+                states = self._advance(states, step, min(stops) - step, every)
                 step = min(stops)
                 if step % every == 0:
                     record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
@@ -374,17 +376,18 @@ class Run:
         """Return the first step at which any chain is due; read once per refresh, so that segments need not wait."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
-    def _advance(self, states: Any, num_steps: int, every: int) -> Any:
-        """Advance all chains by `num_steps`. Programs do not depend on the number of steps."""
+    def _advance(self, states: Any, step: int, num_steps: int, every: int) -> Any:
+        """Advance all chains from `step` by `num_steps`. Programs do not depend on the number of steps."""
         sampler = self._placed[0]
         if isinstance(sampler.dataset, StreamedDataset) and sampler.batch_size is not None:
             return self._advance_streamed(states, num_steps, every)
-        # On a GPU the host decides after every block whether to go on, which takes as long as a small step.
-        block = 1 if jax.default_backend() == "cpu" else sampler.steps_per_block
-        blocks, rest = divmod(num_steps, block)
-        if blocks:
-            states = _segment(sampler, states, blocks, block)
-        return _segment(sampler, states, rest, 1) if rest else states
+        # On a GPU the host decides after every block whether to go on, which takes as long as a small step. Blocks
+        # start at multiples of the sampler's cycle.
+        head = 0 if sampler.block == 1 else min(num_steps, -step % sampler.cycle)
+        blocks, rest = divmod(num_steps - head, sampler.block)
+        for length, block in ((head, 1), (blocks, sampler.block), (rest, 1)):
+            states = _segment(sampler, states, length, block) if length else states
+        return states
 
     def _advance_streamed(self, states: Any, num_steps: int, every: int) -> Any:
         """Advance all chains with mini-batches that are fetched while the chains run."""
@@ -417,7 +420,7 @@ class Run:
         else:
             trace = self.empty_trace(states, every)
         kept = None if samples is None else self.split(samples)
-        return Result(trace, self.split(states.weights), kept, states, self.sampler)
+        return Result(trace, self.split(_positions(self._placed[0], states)), kept, states, self.sampler)
 
     def abstract_states(self, weights: Weights) -> Any:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
@@ -435,6 +438,8 @@ class Run:
 
     def trace(self, records: Mapping[str, np.ndarray], weights: Weights, every: int) -> xr.Dataset:
         """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
+        import xarray as xr  # noqa: PLC0415 (slow to import)
+
         draws = np.arange(records["status"].shape[2])
         coords = {
             "temperature": np.asarray(self.temperatures, np.float64),
@@ -450,9 +455,6 @@ class Run:
         )
 
 
-_check_own = observables.check_own  # `observables` is also the name of an argument
-
-
 @jax.jit
 def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
@@ -463,10 +465,15 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) ->
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
-    if batches is None:
-        moved = jax.vmap(lambda state: sampler.segment(state, num_blocks, block))(states)
-    else:
-        moved = jax.vmap(lambda state, own: sampler.segment(state, num_blocks, block, own))(states, batches)
+    # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
+    running = states.status == Status.RUNNING
+    step = jnp.max(jnp.where(running, states.step, 0))
+
+    def one(state: Any, own: Any) -> Any:
+        return sampler.segment(state._replace(step=step), num_blocks, block, own)
+
+    moved = jax.vmap(one)(states, batches)
+    moved = moved._replace(step=jnp.where(running, moved.step, states.step))
     return keep_in_place(moved, sampler.dataset.mesh)
 
 
