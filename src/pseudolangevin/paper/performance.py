@@ -90,5 +90,8 @@ def rows_of(case: Case, tuned: Tuned, where: str, speeds: Mapping[str, Mapping[s
         f"share of variance measurements in a pL step, {where}": ("share", paper["variance_share"]),
     }
     rows = [row(quantity, value, published=known.get(name)) for quantity, (name, value) in values.items()]
+    if bound:  # short moves alone would flatter pL
+        gain = speeds["pL, tuned"]["D*/N"] / diffusion
+        rows.append(row(f"D*, {where}, pL, tuned over hMC as in the paper{bound}", gain, at_least=case.options["gain"]))
     biases = tuned.best.bias.items()
     return rows + [row(f"bias of {n}, {where}, pL, tuned", b, tolerance=tuned.bias_budget) for n, b in biases]
