@@ -1,0 +1,376 @@
+"""Find the settings with which the weights move fastest on this machine, within a bias budget.
+
+The search follows from what was measured (docs/tuning.md). The displacement per step grows as batch size times
+temperature ratio, so the best batch size is the one with the most examples per second: batch sizes are only timed. The
+bias depends on the ratio and hardly on the batch size: the ratio is raised while loss, |w|² and error are within the
+budget. Masses go as 1/(batch size · ratio): with a million weights, light masses make chains non-finite before the bias
+ends the climb, and a smaller batch with a larger ratio was three times as fast. Masses that are reset shift |w|² by 5 %
+at a ratio of 0.1, masses that are only raised by 0.2 %: `reset_probability=0` is tried as a variant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import check_interval, check_positive
+from .._trees import Weights
+from ..chains import ChainStoppedWarning, Run
+from ..diagnostics.averages import Average, average, drift, kept, plus_minus
+from ..diagnostics.diffusion import Diffusion, MeasuredDiffusion, measure_diffusion
+from ..samplers.base import Sampler
+from ..samplers.hybrid import HybridMonteCarlo
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate as measured."""
+
+    sampler: Sampler
+    settings: Mapping[str, Any]
+    """Settings in which the candidates differ."""
+    measured: MeasuredDiffusion
+    """Displacements (`diffusion`; `coefficient` is D*/N in 1/s) and time per step; without states."""
+    bias: Mapping[str, Average]
+    """Deviations of loss, |w|² and error from the reference, relative to it."""
+    within_budget: bool
+    """Whether all biases are within the budget, and are known to that precision."""
+    note: str
+
+    def cells(self) -> dict[str, str]:
+        """Return the candidate as one row of a table, by column."""
+        found = {name.replace("_", " "): f"{value:.6g}" for name, value in self.settings.items()}
+        found["ms/step"] = f"{1e3 * self.measured.seconds_per_step:.4g}"
+        found["D*/N [1/s]"] = plus_minus(self.measured.coefficient, self.measured.coefficient_error)
+        for name, bias in self.bias.items():
+            label = "|w|²" if name == "squared_norm" else name
+            found[f"bias of {label}"] = plus_minus(bias.mean, bias.standard_error, percent=True)
+        return found | {"": self.note}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, ready for JSON; unknown numbers are None."""
+        found = {name: getattr(self, name) for name in ("settings", "within_budget", "note")}
+        found |= {
+            name: getattr(self.measured, name) for name in ("seconds_per_step", "coefficient", "coefficient_error")
+        }
+        found["bias"] = {name: bias._asdict() for name, bias in self.bias.items()}
+        found["diffusion"] = None if self.measured.diffusion is None else self.measured.diffusion.to_dict()
+        return json.loads(json.dumps(found), parse_constant=lambda _: None)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Settings with which the weights move fastest within the bias budget; printable."""
+
+    sampler: Sampler
+    """Recommended sampler, ready to run."""
+    best: Tried
+    tried: tuple[Tried, ...]
+    temperature: float
+    bias_budget: float
+    reference: str
+    """Description of what biases are relative to."""
+    notes: tuple[str, ...]
+    seconds: float
+    """Duration of the search, compilation included."""
+    weights: Weights
+    """Equilibrated weights of one chain, a start for further runs."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Recommended settings, as the sampler's arguments."""
+        return dict(self.sampler.settings)
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the recommendation is within the budget; if not, it is the least biased candidate."""
+        return self.best.within_budget
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings, ready for JSON."""
+        names = ("settings", "temperature", "bias_budget", "within_budget", "reference", "notes", "seconds")
+        found = {"sampler": self.sampler.name} | {name: getattr(self, name) for name in names}
+        return found | {"best": self.best.to_dict(), "tried": [tried.to_dict() for tried in self.tried]}
+
+    def to_toml(self) -> str:
+        """Return the recommendation as the [sampler] section of a configuration file."""
+        lines = [f"{name} = {json.dumps(value)}" for name, value in self.settings.items() if value is not None]
+        return "\n".join(["[sampler]", f'name = "{self.sampler.name}"', *lines])
+
+    def __str__(self) -> str:
+        """Return a table of all candidates, the notes and the verdict."""
+        rows = [tried.cells() | ({"": "best"} if tried is self.best else {}) for tried in self.tried]
+        table = [list(rows[0]), *(list(row.values()) for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
+        verdict = f"{'' if self.within_budget else 'NOT '}within {self.bias_budget:.1%} of {self.reference}"
+        found = f"{self.sampler.name} at T = {self.temperature:g}: D*/N = {self.best.measured.coefficient:.3g} 1/s"
+        return "\n".join([*lines, *(f"note: {n}" for n in self.notes), f"{found}, {verdict}; {self.seconds:.0f} s"])
+
+
+def tune(
+    sampler: Sampler,
+    weights: Weights,
+    *,
+    temperature: float,
+    seconds: float = 120.0,
+    bias_budget: float = 0.02,
+    batch_sizes: Sequence[int] | None = None,
+    temperature_ratios: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
+    variants: Sequence[Mapping[str, Any]] | None = None,
+    observe_examples: int | None = None,
+    chunk_size: int | None = None,
+    key: int = 0,
+    report: Callable[[str], None] | None = None,
+) -> Tuned:
+    """Find the batch size and temperature ratio with the largest D*, diffusion in wall-clock time, on this machine.
+
+    Loss, |w|² and error stay within `bias_budget` of hybrid Monte Carlo at this temperature or, where that does not
+    equilibrate in its share of the time, of the smallest ratio (which was 0.2 % off at 0.01, N = 11 160). Start from
+    trained weights. Where T is far below 1/P nothing equilibrates, and candidates are compared near the start.
+
+    Args:
+        sampler: a sampler with `batch_size` and `temperature_ratio`; settings that are not searched stay.
+        weights: start of one chain.
+        temperature: T.
+        seconds: time for the search, compilation included; a program that is being compiled then is finished.
+        bias_budget: largest accepted relative bias of loss, |w|² and error.
+        batch_sizes: batch sizes to try; default: 1, 3, 10, 30 and 100 % of the data set.
+        temperature_ratios: temperature ratios to try.
+        variants: changes of other settings to try on the best candidate, such as ``[{"momentum_retention": 0.9995}]``;
+            default: `reset_probability` = 0, where the sampler has another one.
+        observe_examples: number of examples for loss and error; default: all. Fewer give more records where a pass over
+            all examples takes as long as many steps.
+        chunk_size: examples held at once when visiting all of them.
+        key: seed.
+        report: called with a line of text for every finding, for example `print`.
+
+    Example:
+        >>> tuned = tune(pseudo_langevin(potential, train), weights, temperature=3e-5)  # doctest: +SKIP
+        >>> print(tuned)  # doctest: +SKIP
+        >>> result = sample(tuned.sampler, weights, temperatures=[3e-5], num_steps=100_000, key=1)  # doctest: +SKIP
+    """
+    check_positive("temperature", temperature)
+    check_positive("seconds", seconds)
+    check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
+    if not {"batch_size", "temperature_ratio"} <= {f.name for f in dataclasses.fields(sampler)}:
+        raise ValueError(
+            f"sampler = {sampler.name} has no batch_size and temperature_ratio to tune; try pseudo_langevin"
+        )
+    if batch_sizes is None:
+        batch_sizes = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
+    if variants is None:
+        variants = [{"reset_probability": 0.0}] if getattr(sampler, "reset_probability", 0.0) else []
+    if not batch_sizes or not temperature_ratios:
+        raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
+    sizes, ratios = sorted(set(batch_sizes)), sorted(set(temperature_ratios))
+    for change in ({}, *variants):  # raise for bad settings before anything runs
+        for size, ratio in [*((size, ratios[0]) for size in sizes), *((sizes[0], ratio) for ratio in ratios)]:
+            _changed(sampler, **{"batch_size": size, "temperature_ratio": ratio, **change})
+    names = tuple(dict.fromkeys(["batch_size", "temperature_ratio", *(name for v in variants for name in v)]))
+    search = _Search(weights, temperature, bias_budget, seconds, (observe_examples, chunk_size), key, names, report)
+    search.run(sampler, sizes, ratios, variants)
+    best, tried, notes = _best(search.tried), tuple(search.tried), tuple(search.notes)
+    elapsed = seconds - search.left()
+    return Tuned(
+        best.sampler, best, tried, temperature, bias_budget, search.reference_name, notes, elapsed, search.weights
+    )
+
+
+@dataclass
+class _Search:
+    """State of one search: the common start of the candidates, the candidates, and the averages they are judged by."""
+
+    weights: Weights
+    temperature: float
+    budget: float
+    seconds: float
+    observing: tuple[int | None, int | None]
+    """Number of examples for observables, and how many of them are held at once."""
+    key: int
+    names: tuple[str, ...]
+    """Settings in which candidates differ."""
+    report: Callable[[str], None] | None
+    tried: list[Tried] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    reference: dict[str, Average] = field(default_factory=dict)
+    reference_name: str = ""
+    step_seconds: dict[int | None, float] = field(default_factory=dict)
+    """Time per step by batch size."""
+    overhead: float = 0.0
+    """Longest time of a candidate beyond its steps: compilation, start, discarded steps."""
+    began: float = field(default_factory=time.perf_counter)
+
+    def left(self, share: float = 1.0) -> float:
+        """Return the seconds until this share of the time is used."""
+        return self.began + share * self.seconds - time.perf_counter()
+
+    def run(self, base: Sampler, sizes: list[int], ratios: list[float], variants: Sequence[Mapping[str, Any]]) -> None:
+        """Time batch sizes until 25 % of the time, equilibrate until 50 %, measure the reference until 65 %, climb."""
+        sizes = self.time_batch_sizes(base, sizes, ratios[0])
+        base, middle = _changed(base, batch_size=sizes[-1]), len(ratios) // 2
+        # A larger ratio equilibrates the start sooner; the smallest one then relaxes it, and is the first candidate.
+        for ratio, share in [(ratios[middle], 0.375), (ratios[0], 0.5)]:
+            candidate = _changed(base, temperature_ratio=ratio)
+            measured = self.measure(candidate, self.left(share) - self.overhead)
+            if not measured.stopped:
+                self.weights = candidate.position(jax.tree.map(lambda leaf: leaf[0], measured.states))
+        if measured.stopped:
+            raise ValueError(
+                f"the chain turned non-finite at the smallest temperature ratio, {ratios[0]:g}; lower "
+                "temperature_ratios, raise mass_floor, or start from trained weights"
+            )
+        self.reference, self.reference_name = _estimates(measured), f"sampling at a temperature ratio of {ratios[0]:g}"
+        self.measure_exactly(candidate, measured)
+        self.judge(candidate, measured)
+        self.climb(base, ratios, middle)
+        failed = any(tried.measured.stopped for tried in self.tried)
+        smaller: list[Mapping[str, Any]] = [{"batch_size": size} for size in reversed(sizes[:-1])]
+        for change in [*smaller, *variants] if failed else [*variants, *smaller]:
+            best = _best(self.tried)
+            start = ratios.index(best.settings["temperature_ratio"]) + (failed and change in smaller)
+            self.climb(_changed(best.sampler, **change), ratios, min(start, len(ratios) - 1))
+            if change in smaller and _best(self.tried) is best:
+                break  # smaller batches are not faster
+        if all(tried.note for tried in self.tried):
+            self.notes.append(f"{self.seconds:g} s were too short to judge any candidate; give more time")
+
+    def time_batch_sizes(self, base: Sampler, sizes: list[int], ratio: float) -> list[int]:
+        """Return the batch sizes up to the one with the most examples per second, in ascending order."""
+        states, speeds = None, list[float]()
+        for size in sizes:
+            run = Run(_changed(base, batch_size=size, temperature_ratio=ratio), temperatures=[self.temperature])
+            # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
+            states = run.start(self.weights, self.key) if states is None else states
+            every, copied = _interval(base), jax.tree.map(jnp.copy, states)
+            timed = measure_diffusion(run, copied, every=every, seconds=0.5, discard_steps=0, max_steps=4 * every)
+            self.step_seconds[size] = timed.seconds_per_step
+            if speeds and size / timed.seconds_per_step < 1.05 * speeds[-1]:
+                break  # larger batches no longer pay
+            speeds.append(size / timed.seconds_per_step)
+            if self.left(0.25) < 0:
+                break
+        timings = ", ".join(f"{size}: {1e3 * seconds:.4g}" for size, seconds in self.step_seconds.items())
+        self.notes.append(f"time per step in ms by batch size: {timings}")
+        return sizes[: len(speeds)]
+
+    def measure_exactly(self, sampler: Sampler, measured: MeasuredDiffusion) -> None:
+        """Make hybrid Monte Carlo the reference, where it reaches ten effective samples in its share of the time."""
+        seconds, masses = self.left(0.65) - self.overhead, getattr(measured.states, "masses", None)
+        # An exact gradient takes about as long as a batch of all examples; 20 moves adapt the time step, 20 are used.
+        gradient = measured.seconds_per_step * sampler.dataset.num_examples / (sampler.batch_size or 1)
+        num_steps = min(100, int(seconds / (40 * gradient)))
+        if num_steps < 10 or masses is None:
+            return
+        masses = jax.tree.map(lambda w, m: jnp.broadcast_to(jnp.maximum(m[0], 1e-30), w.shape), self.weights, masses)
+        move = {"num_leapfrog_steps": num_steps, "time_step": 10.0, "masses": masses, "warmup_moves": 20}
+        run = self.measure(HybridMonteCarlo(sampler.potential, sampler.dataset, **move), seconds / 2, discard_steps=20)
+        estimates = _estimates(run)
+        if min((e.effective_samples for e in estimates.values()), default=0.0) >= 10:
+            self.reference, self.reference_name = estimates, f"hybrid Monte Carlo ({run.num_steps} moves)"
+
+    def climb(self, base: Sampler, ratios: list[float], index: int) -> None:
+        """Raise the temperature ratio while the bias is within the budget, lower it while it is not."""
+        direction, seconds = 0, max(1.0, 0.06 * self.seconds)
+        while 0 <= index < len(ratios):
+            sampler = _changed(base, temperature_ratio=ratios[index])
+            tried = next((t for t in self.tried if t.sampler.settings == sampler.settings), None)
+            if tried is None:
+                if self.left() < self.overhead + 0.5 * seconds:
+                    return
+                tried = self.judge(sampler, self.measure(sampler, seconds))
+            step = 1 if tried.within_budget else -1
+            if direction and step != direction:
+                return
+            direction, index = step, index + step
+
+    def measure(self, sampler: Sampler, seconds: float, discard_steps: int | None = None) -> MeasuredDiffusion:
+        """Run a candidate from the common start for some seconds, observables included and compilation excluded."""
+        began, (num_examples, chunk_size) = time.perf_counter(), self.observing
+        run = Run(sampler, temperatures=[self.temperature], observe_examples=num_examples)
+        states = run.start(self.weights, self.key)
+        first_refresh, step_seconds = (
+            np.min(getattr(states, "next_refresh", 0)),
+            self.step_seconds.get(sampler.batch_size),
+        )
+        if discard_steps is None and step_seconds is not None:  # the first refresh compiles
+            discard_steps = min(int(first_refresh), int(max(seconds, 0.0) / step_seconds))
+        options = {"every": _interval(sampler), "discard_steps": discard_steps, "chunk_size": chunk_size}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ChainStoppedWarning)
+            # Observables take up to half of the time of the steps.
+            measured = measure_diffusion(run, states, seconds=max(0.0, seconds) / 1.5, observe=True, **options)
+        self.overhead = max(self.overhead, time.perf_counter() - began - 1.5 * measured.seconds)
+        return measured
+
+    def judge(self, sampler: Sampler, measured: MeasuredDiffusion) -> Tried:
+        """Add a candidate to those that were tried, with its biases."""
+        estimates, bias = _estimates(measured), dict[str, Average]()
+        for name, exact in self.reference.items():
+            mean, error, effective = estimates.get(name, Average(math.nan, math.inf, 0.0))
+            error = math.hypot(error, exact.standard_error) / abs(exact.mean)
+            bias[name] = Average(mean / exact.mean - 1, error, effective)
+        unsettled = any(not b.standard_error <= self.budget for b in bias.values())
+        note = "turned non-finite" if measured.stopped else "averages not settled" if unsettled else ""
+        within = not note and all(abs(b.mean) <= self.budget for b in bias.values())
+        settings = {name: getattr(sampler, name) for name in self.names}
+        tried = Tried(sampler, settings, dataclasses.replace(measured, states=None), bias, within, note)
+        self.tried.append(tried)
+        if self.report is not None:
+            self.report(", ".join(f"{name} {value}".strip() for name, value in tried.cells().items() if value))
+        return tried
+
+
+def _best(tried: Sequence[Tried]) -> Tried:
+    """Return the candidate within the budget that covers one distance soonest; without one, the least biased."""
+    curves = [(t, t.measured.diffusion) for t in tried if t.within_budget and t.measured.diffusion is not None]
+    if not curves:
+        worst = [max((abs(b.mean) + b.standard_error for b in t.bias.values()), default=math.inf) for t in tried]
+        return tried[int(np.argmin(np.nan_to_num(worst, nan=math.inf, posinf=math.inf)))]
+    # Displacements within the memory of the momenta are ballistic, so the distance is that of four intervals. Beyond
+    # half of the largest one the weights have forgotten the start, and are as far from it with any sampler.
+    distance = max(float(np.interp(4 * c.seconds[0], c.seconds, c.displacement[0])) for _, c in curves)
+    distance = min(distance, 0.5 * max(float(np.max(c.displacement[0])) for _, c in curves))
+    return min(curves, key=lambda pair: _seconds_to(pair[1], distance))[0]
+
+
+def _seconds_to(curve: Diffusion, distance: float) -> float:
+    """Return the interval at which d²/N reaches the distance, extrapolated by a straight line where it does not."""
+    reached = np.maximum.accumulate(curve.displacement[0])
+    beyond = curve.seconds[-1] * max(1.0, distance / reached[-1])
+    return float(np.interp(distance, [0.0, *reached], [0.0, *curve.seconds], right=beyond))
+
+
+def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
+    """Return averages over the last 60 % of the observations; a significant drift is part of the standard error."""
+    found = {}
+    for name, values in measured.observables.items():
+        mean, error, effective = average(values, burn_in=0.4)
+        drifts = [drift(chain) for chain in kept(values, 0.4)]
+        moved = max(abs(d.change) if abs(d.change) > 3 * d.standard_error else 0.0 for d in drifts)
+        known = math.isfinite(error) and all(math.isfinite(d.standard_error) for d in drifts)
+        found[name] = Average(mean, math.hypot(error, moved) if known else math.inf, effective if known else 0.0)
+    return found
+
+
+def _changed(sampler: Sampler, **changes: Any) -> Sampler:
+    """Return the sampler with other settings; the limit of the temperature ratio follows the ratio."""
+    if "temperature_ratio" in changes and hasattr(sampler, "max_temperature_ratio"):
+        changes["max_temperature_ratio"] = changes["temperature_ratio"]
+    return dataclasses.replace(sampler, **changes)
+
+
+def _interval(sampler: Sampler) -> int:
+    """Return the steps between records: the memory of the momenta and at least 50, or one move."""
+    retention = getattr(sampler, "momentum_retention", None)
+    return 1 if retention is None else max(50, round(1 / (1 - retention**2)))
