@@ -1,52 +1,471 @@
-"""The certificate: what a run can show for its samples, line by line, each passed, failed or undecided."""
+"""The certificate: evidence that the chains of a run sample exp(−U/T), line by line.
+
+To add a line, write a function of a `Subject` that yields measurements, and add one row to `LINES`. A function may also
+yield a string: a note on what could not be examined.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 import xarray as xr
 
-from .. import trees
+from .. import _trees as trees
+from .._checks import check_integer, check_interval, check_positive
 from ..chains import Result
-from ..checks import check_integer, check_interval, check_positive
-from ..samplers.hybrid_kernel import HybridKernel
-from ..samplers.langevin_kernel import LangevinKernel
-from ..types import HEALTHY, Status
-from . import rendering
-from .averages import discard
-from .chain_lines import Chain, Tolerances, chain_lines
-from .noise import draw
-from .noise_histogram import NoiseHistogram, noise_histogram
-from .noise_lines import noise_lines
-from .temperature_lines import OBSERVABLES, convergence_lines, ensemble_line
-from .verdicts import Line, Measurement, RunLength, Verdict, judge, overall
+from ..samplers.base import Status
+from . import noise as minibatch
+from . import verdicts
+from .averages import Floats, average, chains_at, drift, effective_samples, healthy_chains, kept, plus_minus, rhat
+from .ensemble import two_temperature_check
+from .verdicts import Line, Measurement, Rule, RunLength, Verdict, consistent, enough, judge, within_tolerance
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A result, and the arguments of `certificate`."""
+
+    result: Result
+    tolerance: float
+    layer_tolerance: float
+    ks_tolerance: float
+    rhat_tolerance: float
+    ensemble_error: float
+    burn_in: float
+    noise_draws: int
+    key: int
+
+    @cached_property
+    def retained(self) -> xr.Dataset:
+        """Draws after burn-in and warm-up; without the variables that need the full training set if it was not used."""
+        trace = kept(self.result.trace, self.burn_in)
+        # While the time step is adapted a Metropolis chain has no stationary distribution.
+        trace = trace.isel(draw=np.asarray(trace["step"].values) > self.warmup)
+        needing_all = ["virial_temperature", "layer_virial_temperature"]
+        return trace if self.observes_everything else trace.drop_vars(needing_all, errors="ignore")
+
+    @property
+    def warmup(self) -> int:
+        """Moves during which the sampler adapts its time step."""
+        return int(self.result.sampler.settings.get("warmup_moves") or 0)
+
+    @property
+    def observes_everything(self) -> bool:
+        """Whether the trace was measured on the full training set, on which U is defined."""
+        num_examples = self.result.sampler.dataset.num_examples
+        return bool(self.result.trace.attrs.get("observed_examples", num_examples) >= num_examples)
+
+    @cached_property
+    def healthy(self) -> np.ndarray:
+        """Whether each chain did not fail, (temperature, chain)."""
+        return healthy_chains(self.result.trace)
+
+    @cached_property
+    def length(self) -> RunLength:
+        """Length of the run."""
+        trace = self.result.trace
+        every = trace.attrs.get("record_every") or trace["step"].values[0]
+        return RunLength(trace.sizes["draw"], int(every), self.noise_draws)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One chain, or all healthy chains at a temperature."""
+
+    run: Evidence
+    position: int
+    """Index of the temperature."""
+    chain: int | None
+    """Index of the chain; None for all chains."""
+
+    @property
+    def temperature(self) -> float | None:
+        """Temperature T; None for a sampler without temperature."""
+        result = self.run.result
+        return float(result.trace["temperature"].values[self.position]) if result.sampler.uses_temperature else None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the chain, or any of the chains, did not fail."""
+        return bool(np.any(self.run.healthy[self.position, slice(None) if self.chain is None else self.chain]))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the sampler."""
+        return self.run.result.sampler.settings
+
+    def values(self, name: str) -> Floats:
+        """Return the retained draws of a variable: (draw, …) of one chain, or (chain, draw) of all healthy chains."""
+        trace = self.run.retained
+        if self.chain is None:
+            return chains_at(trace[name], trace, self.position)
+        return np.asarray(trace[name].isel(temperature=self.position, chain=self.chain).values, np.float64)
+
+    @cached_property
+    def noise(self) -> minibatch.NoiseDraws:
+        """Mini-batch noise drawn at the chain's final weights."""
+        index = self.position * self.run.healthy.shape[1] + (self.chain or 0)
+        state = jax.tree.map(lambda leaf: leaf[index], self.run.result.states)
+        key = jax.random.fold_in(jax.random.key(self.run.key), index)
+        return minibatch.draw(self.run.result.sampler, state, key, num_draws=self.run.noise_draws)
+
+    @cached_property
+    def collective(self) -> minibatch.CollectiveNoise:
+        """Collective directions of `noise`."""
+        draws, retention = self.noise, self.settings["momentum_retention"]
+        return minibatch.collective_noise(draws.noise, draws.ratios, retention, num_components=draws.num_noisy)
+
+
+Measured: TypeAlias = Iterator[Measurement | str]
+
+
+def _status(chain: Subject, variable: str) -> Measured:
+    status = Status(int(chain.run.result.trace["status"].values[chain.position, chain.chain, -1]))
+    expected = status if status.healthy else Status.RUNNING
+    yield Measurement(float(status), 0.0, float(expected), 0.0, remedy=status.explanation)
+
+
+def _mean(values: Floats, tolerance: float, remedy: str, name: str = "") -> Measurement:
+    """Return the mean of draws that should be 1."""
+    mean, error, samples = average(values)
+    number = partial(Measurement, effective_samples=samples, num_draws=len(values), remedy=remedy)
+    return number(mean, error, 1.0, tolerance, name=name)
+
+
+def _kinetic_temperature(chain: Subject, variable: str) -> Measured:
+    remedy = (
+        "momenta are not at T: the current gradient variance is not that of the mini-batch noise, or the temperature "
+        "ratio or the time step is too large; lower temperature_ratio or refresh_every"
+    )
+    if chain.temperature is not None:
+        yield _mean(chain.values(variable) / chain.temperature, chain.run.tolerance, remedy)
+
+
+def _virial_temperature(chain: Subject, variable: str) -> Measured:
+    remedy = "weights are not at T: not equilibrated, heated by mini-batch noise, or the gradient is wrong"
+    if chain.temperature is not None:
+        yield _mean(chain.values(variable) / chain.temperature, chain.run.tolerance, remedy)
+        names = chain.run.retained["layer"].values
+        layers = chain.values("layer_virial_temperature").T / chain.temperature
+        for name, values in zip(names, layers, strict=True) if len(names) > 1 else ():
+            yield _mean(values, chain.run.layer_tolerance, remedy, str(name))
+
+
+def _temperature_ratio(chain: Subject, variable: str) -> Measured:
+    """Current ratios against the largest allowed one; ratios found by refreshes against 1/(1 + c1²)."""
+    limit = 1 / (1 + chain.settings["momentum_retention"] ** 2)
+    allowed = min(chain.settings.get("max_temperature_ratio") or math.inf, limit)
+    quantiles = chain.values(variable)
+    low, middle, high = np.median(quantiles, axis=0)[[0, quantiles.shape[1] // 2, -1]]
+    remedy = f"masses are too small for the noise: ratios may not exceed {allowed:.3g}; raise the masses or batch_size"
+    ratio = partial(Measurement, standard_error=0.0, side="above", remedy=remedy)
+    current = partial(ratio, expected=allowed, tolerance=1e-3 * allowed)
+    comment = f"5 % of the ratios are below {low:.2g}, half below {middle:.2g}, 95 % below {high:.2g}"
+    yield current(float(quantiles[:, -1].max()), name="95 %", comment=comment)
+    yield current(float(chain.values("max_temperature_ratio").max()), name="largest")
+    # One unit that becomes active between refreshes causes a high peak; what counts is the excess temperature.
+    peak = float(chain.values("peak_temperature_ratio").max())
+    remedy = f"between refreshes a ratio exceeded 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
+    yield ratio(peak, expected=limit, tolerance=1e-3 * limit, name="peak", remedy=remedy, required=False)
+
+
+def _clipped_noise(chain: Subject, variable: str) -> Measured:
+    value = float(chain.values(variable).max())
+    remedy = (
+        f"the mini-batch noise of {value:.3g} of the weights is alone hotter than T, temperature ratio > 1/(1+c1²): no "
+        "noise was injected there, and they are too hot; lower time_step or raise batch_size"
+    )
+    yield Measurement(value, 0.0, 0.0, 0.0, "above", remedy=remedy)
+
+
+def _stale_variance(chain: Subject, variable: str) -> Measured:
+    excess = chain.values(variable)  # (draw, layer), as found by the last refresh
+    changed = np.flatnonzero((excess[1:] != excess[:-1]).any(axis=1))
+    if not len(changed):
+        yield "no refresh after the warm-up among the retained draws: the stale excess temperature is not known"
+        return
+    excess = excess[changed[0] + 1 :]  # what was found before belongs to discarded draws
+    remedy = "between refreshes the noise grew beyond the current variance; lower refresh_every or temperature_ratio"
+    number = partial(Measurement, standard_error=0.0, expected=0.0, side="above", remedy=remedy)
+    sizes = np.array([trees.num_weights(layer) for layer in trees.layers(chain.run.result.weights).values()])
+    yield number(float((excess @ sizes).max() / sizes.sum()), tolerance=chain.run.tolerance)
+    if len(sizes) > 1:
+        worst = int(excess.max(axis=0).argmax())
+        comment = f"layer {chain.run.retained['layer'].values[worst]}"
+        tolerance = chain.run.layer_tolerance
+        yield number(float(excess[:, worst].max()), tolerance=tolerance, name="worst layer", comment=comment)
+
+
+def _stationarity(chain: Subject, variable: str) -> Measured:
+    """Change of U in units of N·T/2, or relative change of |w|², from the first third of the draws to the last.
+
+    An error is known beforehand: a change far beyond the thermal fluctuations is relaxation, however few and smooth the
+    draws. The variance of U is T² times the heat capacity, N/2 for independent oscillators. With k = λ/N the curvature
+    of the regulariser (the smallest, where groups differ), the variance of |w|² is at most 4·⟨|w|²⟩·T/k where the loss
+    is convex (Brascamp and Lieb), twice that of N weights without a loss. Both are multiplied by 4, for other losses.
+    """
+    values, num_weights, known_error = chain.values(variable), chain.run.result.num_weights, None
+    unit = abs(float(values.mean()))
+    if chain.temperature is not None and variable == "potential":
+        unit, known_error = 0.5 * num_weights * chain.temperature, math.sqrt(2 * 4 * 2 / num_weights)
+    elif chain.temperature is not None:
+        energy = chain.run.result.sampler.potential.smallest_stiffness(num_weights) * unit
+        known_error = math.sqrt(2 * 4 * 4 * chain.temperature / energy) if energy > 0 else None
+    moved = drift(values / unit if unit > 0 else values)
+    yield Measurement(
+        moved.change,
+        moved.standard_error,
+        0.0,
+        # In a small system thermal fluctuations exceed the tolerance; a drift within them is acceptable.
+        float(np.fmax(chain.run.tolerance, moved.fluctuation)),
+        effective_samples=moved.effective_samples,
+        num_draws=len(values),
+        known_error=known_error,
+        settles=True,
+        remedy="the chain still drifts: run it longer, or discard more with burn_in",
+    )
+
+
+def _acceptance(chain: Subject, variable: str) -> Measured:
+    value = float(chain.values(variable)[-1])  # the trace holds the share since the warm-up
+    steps = np.asarray(chain.run.retained["step"].values)
+    num_moves = max(1.0, float(steps[-1] - steps[0]))
+    error = math.sqrt(max(value * (1 - value), 1 / num_moves) / num_moves)
+    remedy = "moves are rejected too often for the averages to be trusted; shorten the time step"
+    yield Measurement(value, error, 0.2, 0.0, "below", num_draws=len(steps), remedy=remedy)
+
+
+def _misplaced_energy(chain: Subject, variable: str) -> Measured:
+    """Energy in the wrong components: over all of them, and in the layer where it is largest."""
+    draws = chain.noise
+    present = np.unique(draws.layers)
+    everywhere, *layers = (
+        minibatch.misplaced_energy(draws.noise[:, chosen], draws.ratios[chosen], chain.settings["momentum_retention"])
+        for chosen in [np.ones(len(draws.layers), bool), *(draws.layers == layer for layer in present)]
+    )
+    remedy = "the subtracted variance is wrong in some components; lower refresh_every, or variance_tolerance"
+    number = partial(Measurement, expected=0.0, side="above", effective_samples=min(20, len(draws.noise)))
+    yield number(*everywhere, tolerance=chain.run.tolerance, remedy=remedy)
+    if len(present) > 1:
+        worst = max(range(len(layers)), key=lambda index: layers[index][0])
+        number = partial(number, name="worst layer", comment=f"layer {draws.layer_names[present[worst]]}")
+        yield number(*layers[worst], tolerance=chain.run.layer_tolerance, remedy=remedy)
+
+
+def _ks_shape(chain: Subject, variable: str) -> Measured:
+    remedy = "the noise is not Gaussian: batches are small; raise batch_size"
+    yield _ks_fraction(chain, minibatch.ks_shape_fraction, remedy)
+
+
+def _ks_scaled(chain: Subject, variable: str) -> Measured:
+    remedy = "the noise does not have the current variance; see misplaced energy for the consequences"
+    yield replace(_ks_fraction(chain, minibatch.ks_fraction, remedy), required=False)
+
+
+def _ks_fraction(chain: Subject, test: Callable[[Floats], float], remedy: str) -> Measurement:
+    """Return the share of Kolmogorov–Smirnov tests with p > 0.05, 0.95 for Gaussian noise.
+
+    A test has 250 draws, as in the paper; more would find deviations from a normal distribution that do not matter.
+    Components share their mini-batches, so as many tests count as there are independent components. The variance is
+    that of the expected fraction, or of the measured one if that is larger.
+    """
+    draws, num_silent = chain.noise.noise, chain.noise.num_silent
+    sets = np.array_split(draws, max(1, len(draws) // 250))
+    fraction = float(np.mean([test(part) for part in sets]))
+    variance = max(0.95 * 0.05, fraction * (1 - fraction))
+    error = math.sqrt(variance / (len(sets) * chain.collective.independent_components))
+    comment = f"{num_silent:,} silent components left out" if num_silent else ""
+    return Measurement(fraction, error, 0.95, chain.run.ks_tolerance, "below", remedy=remedy, comment=comment)
+
+
+def _noise_excess(chain: Subject, variable: str) -> Measured:
+    squares = chain.noise.noise**2
+    excess = (1 + chain.settings["momentum_retention"] ** 2) * np.mean(chain.noise.ratios * (squares - 1), axis=1)
+    error = float(excess.std(ddof=1)) / math.sqrt(len(excess))
+    remedy = "the subtracted variance differs from that of the noise; lower refresh_every or temperature_ratio"
+    comment = f"variance of the noise over the current one: {squares.mean():.3f}"
+    number = partial(Measurement, effective_samples=len(excess), remedy=remedy, comment=comment)
+    yield number(float(excess.mean()), error, 0.0, chain.run.tolerance)
+
+
+def _collective_share(chain: Subject, variable: str) -> Measured:
+    share, error, bound, eigenvalues, _ = chain.collective
+    hottest = float(chain.noise.ratios.mean()) * (float(eigenvalues[0]) if len(eigenvalues) else 1.0)
+    seen = f"{len(eigenvalues)} directions seen, with temperature ratios up to {hottest:.2g}"
+    remedy = "correlated mini-batch noise heats collective directions; lower temperature_ratio"
+    number = partial(Measurement, remedy=remedy, comment=f"at most {bound:.2%} of the energy; {seen}")
+    yield number(share, error, 0.0, chain.run.tolerance, "above", upper=bound)
+
+
+def _observed_examples(group: Subject, variable: str) -> Measured:
+    if group.temperature is not None and not group.run.observes_everything:
+        observed = float(group.run.result.trace.attrs["observed_examples"])
+        comment = "no virial temperature and no ensemble check: record without observe_examples"
+        num_examples = float(group.run.result.sampler.dataset.num_examples)
+        yield Measurement(observed, 0.0, num_examples, 0.0, "below", comment=comment, longer=0.0)
+
+
+def _retained_draws(group: Subject, variable: str) -> Measured:
+    if not group.run.retained.sizes["draw"]:
+        longer = group.run.warmup / group.run.length.num_steps + 1
+        comment = f"all records are from the warm-up of {group.run.warmup} moves"
+        yield Measurement(0.0, 0.0, 1.0, 0.0, "below", num_draws=0, longer=longer, comment=comment)
+
+
+def _effective_samples(group: Subject, variable: str) -> Measured:
+    chains = group.values(variable)
+    found = effective_samples(chains, bulk=True)
+    longer = 100 / found if found > 0 else math.inf
+    yield Measurement(found, 0.0, 100, 0.0, "below", num_draws=chains.shape[1], longer=longer)
+
+
+def _rhat(group: Subject, variable: str) -> Measured:
+    """R-hat, which fails only where the means of the chains differ beyond their own errors.
+
+    A large R-hat from few samples may be chance: R-hat² − 1 is about χ²/(effective samples) for chains that agree.
+    """
+    chains = group.values(variable)
+    if len(chains) < 2:
+        yield "R-hat needs at least two chains"
+        return
+    value, averages = rhat(chains), np.array([average(chain) for chain in chains])
+    means, errors, samples = averages[:, 0], averages[:, 1], float(averages[:, 2].min())
+    p_value = 1.0
+    if samples >= verdicts.MIN_EFFECTIVE_SAMPLES:
+        from scipy import stats  # noqa: PLC0415
+
+        # Errors from few samples are uncertain; Hotelling's bound on their ratio is an F distribution.
+        statistic = float(np.sum(((means - chains.mean()) / errors) ** 2)) / (len(chains) - 1)
+        p_value = float(stats.f.sf(statistic, len(chains) - 1, samples / verdicts.SAMPLES_PER_FREEDOM - 1))
+    remedy = "chains disagree: each explores a region of its own; run longer"
+    number = partial(Measurement, effective_samples=samples, num_draws=chains.shape[1], remedy=remedy)
+    yield number(value, 0.0, 1.0, group.run.rhat_tolerance, "above", p_value=p_value)
+
+
+def _ensemble(group: Subject, variable: str) -> Measured:
+    """Two-temperature check with the next higher temperature."""
+    run, first = group.run, group.temperature
+    if first is None or not run.observes_everything:
+        return
+    temperatures = run.result.trace["temperature"].values
+    if len(temperatures) < 2:
+        yield "the ensemble check needs two temperatures close to each other"
+    order = [int(t) for t in np.argsort(temperatures) if run.healthy[t].any()]
+    hotter = order[order.index(group.position) + 1 :]
+    if not hotter:
+        return
+    second, energies = float(temperatures[hotter[0]]), group.values(variable)
+    check = two_temperature_check(energies, Subject(run, hotter[0], None).values(variable), (first, second))
+    comment = f"{check.num_samples[0]:.0f} and {check.num_samples[1]:.0f} independent samples"
+    longer = 2 * verdicts.MIN_EFFECTIVE_SAMPLES / max(1.0, min(check.num_samples))
+    if not check.overlap:
+        longer, comment = (
+            0.0,
+            (
+                f"no overlap: mean energies are {check.separation:.0f} standard deviations apart; add a temperature "
+                f"between, next to {first:g}: {check.suggested_temperature:.4g}"
+            ),
+        )
+    elif math.isfinite(check.standard_error):
+        comment = f"{check.deviation:+.1f} standard errors off; {comment}"
+    yield Measurement(
+        check.ratio,
+        check.standard_error,
+        1.0,
+        run.tolerance,
+        name=f"T = {first:g} and {second:g}",
+        num_draws=energies.shape[1],
+        needed_error=run.ensemble_error,
+        longer=longer,
+        required=check.overlap,
+        comment=comment,
+        remedy="the energies at the two temperatures are not both Boltzmann-distributed",
+    )
+
+
+class LineKind(NamedTuple):
+    """A row of the table of lines."""
+
+    name: str
+    question: str
+    """What the line checks."""
+    measure: Callable[[Subject, str], Measured]
+    """Function of the subject and of `needs` that yields measurements, and notes on what could not be examined."""
+    needs: str = ""
+    """Variable of the trace without which the line is left out, as it is for failed chains; empty: always there."""
+    per: Literal["chain", "noise", "temperature"] = "chain"
+    """Subject: each chain, the noise drawn at its final weights, or all chains at a temperature."""
+    rule: Rule = within_tolerance
+    """Rule that turns a measurement into a verdict."""
+
+
+LINES = (
+    LineKind("status", "Did the chain run to the end?", _status),
+    LineKind("kinetic temperature", "Are the momenta at T?", _kinetic_temperature, "kinetic_temperature"),
+    LineKind("virial temperature", "Are the weights at T, in every layer?", _virial_temperature, "virial_temperature"),
+    LineKind("temperature ratio", "Are masses heavy enough for the noise?", _temperature_ratio, "temperature_ratio"),
+    LineKind("clipped noise", "Is mini-batch noise alone hotter than T anywhere?", _clipped_noise, "clipped_share"),
+    LineKind("stale excess temperature", "Did noise outgrow 𝒱?", _stale_variance, "stale_excess_temperature"),
+    LineKind("stationarity of U", "Has U stopped drifting?", _stationarity, "potential"),
+    LineKind("stationarity of |w|²", "Has |w|² stopped drifting?", _stationarity, "squared_norm"),
+    LineKind("acceptance", "Are enough moves accepted?", _acceptance, "acceptance"),
+    LineKind(
+        "noise, misplaced energy", "Is 𝒱 right in every component?", _misplaced_energy, "temperature_ratio", "noise"
+    ),
+    LineKind("noise, KS fraction of shape", "Is the noise Gaussian?", _ks_shape, "temperature_ratio", "noise"),
+    LineKind("noise, KS fraction", "Is the noise N(0, 𝒱)?", _ks_scaled, "temperature_ratio", "noise"),
+    LineKind("noise, excess temperature", "Is 𝒱 right on average?", _noise_excess, "temperature_ratio", "noise"),
+    LineKind("noise, collective share", "Do correlations heat?", _collective_share, "temperature_ratio", "noise"),
+    LineKind("observed examples", "Is U measured on all examples?", _observed_examples, "", "temperature", enough),
+    LineKind("retained draws", "Are there draws after the warm-up?", _retained_draws, "", "temperature", enough),
+    LineKind("effective samples of U", "Are there enough?", _effective_samples, "potential", "temperature", enough),
+    LineKind("R-hat of U", "Do the chains agree?", _rhat, "potential", "temperature"),
+    LineKind("effective samples of |w|²", "Enough?", _effective_samples, "squared_norm", "temperature", enough),
+    LineKind("R-hat of |w|²", "Do the chains agree?", _rhat, "squared_norm", "temperature"),
+    LineKind("ensemble", "Is U Boltzmann-distributed?", _ensemble, "potential", "temperature", consistent),
+)
+
+
+def _measurements(kind: LineKind, subject: Subject) -> Measured:
+    """Return what one kind of line finds; nothing where it does not apply."""
+    trace = subject.run.retained
+    usable = subject.healthy and kind.needs in trace and trace.sizes["draw"] > 0
+    if (kind.per == "temperature") != (subject.chain is None) or (kind.needs and not usable):
+        return
+    if kind.per == "noise" and not subject.run.noise_draws:
+        yield "mini-batch noise was not examined: noise_draws = 0"
+    else:
+        yield from kind.measure(subject, kind.needs)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The lines, and what follows from them."""
+    """Lines of evidence, and the verdict that follows from them."""
 
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
-    """What was not looked at, and why."""
+    """What was not examined, and why."""
     sampler: str
     num_weights: int
     burn_in: float
-    noise: tuple[NoiseHistogram, ...] = ()
-    """The mini-batch noise that was drawn at the end of every chain."""
+    noise: tuple[minibatch.NoiseHistogram, ...] = ()
+    """Mini-batch noise that was drawn at the end of every chain."""
     length: RunLength = field(default_factory=lambda: RunLength(0, 1))
-    """Of the run that was looked at."""
+    """Length of the run."""
 
     @property
     def verdict(self) -> Verdict:
         """Failed if any line failed, passed if all passed, undecided otherwise."""
-        return overall(list(self.lines))
+        return verdicts.overall(self.lines)
 
     @property
     def passed(self) -> bool:
@@ -59,32 +478,83 @@ class Certificate:
         return tuple(line for line in self.lines if line.required and line.verdict is Verdict.FAILED)
 
     @property
+    def summary(self) -> str:
+        """The verdict, and the lines that decide it, in one sentence."""
+        counted = [line for line in self.lines if line.required]
+        parts = [f"certificate {self.verdict}: {sum(line.passed for line in counted)} of {len(counted)} lines passed"]
+        for verdict in (Verdict.FAILED, Verdict.UNDECIDED):
+            if named := [line for line in counted if line.verdict is verdict]:
+                parts.append(f"{verdict}: {_names(named)}")
+        return "; ".join(parts)
+
+    @property
     def advice(self) -> str:
-        """What would decide an undecided certificate, in a line; empty for others."""
-        return rendering.advice(self)
+        """What would decide an undecided certificate; empty for others."""
+        return self.advice_for(None)
+
+    def advice_for(self, folder: Path | None) -> str:
+        """Return the advice with the command that continues the run in a folder."""
+        if self.verdict is not Verdict.UNDECIDED:
+            return ""
+        lines = [line for line in self.lines if line.required and line.verdict is Verdict.UNDECIDED]
+        parts = []
+        if steps := max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0):
+            total = self.length.num_steps + steps
+            command = f"; `pseudolangevin resume {folder} --steps {total}`" if folder else f", {total:,} in all"
+            parts.append(f"about {steps:,} more steps per chain{command}")
+        if far := [line for line in lines if math.isinf(line.more_steps)]:
+            longer = "even longer" if steps else f"a run more than {verdicts.LARGEST_FACTOR} times as long"
+            parts.append(f"{longer} for {_names(far)}")
+        if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
+            draws += self.length.noise_draws
+            again = f"`pseudolangevin check {folder} --noise-draws {draws}`"
+            parts.append(f"more draws of noise: {again if folder else f'certificate(..., noise_draws={draws})'}")
+        others = [line for line in lines if not (line.more_steps or line.more_draws)]
+        parts += [f"{line.name}: {line.message}" for line in others[:1]]
+        return f"undecided: {'; '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, ready for JSON; unknown numbers are None."""
+        """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, Verdict):
                 return value.value
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        return {
-            "verdict": self.verdict.value,
-            "passed": self.passed,
-            "sampler": self.sampler,
-            "num_weights": self.num_weights,
-            "burn_in": self.burn_in,
-            "notes": list(self.notes),
-            "advice": self.advice,
-            "lines": [{name: plain(value) for name, value in asdict(line).items()} for line in self.lines],
-        }
+        lines = [{name: plain(value) for name, value in asdict(line).items()} for line in self.lines]
+        names = ("passed", "sampler", "num_weights", "burn_in", "advice")
+        about = {name: getattr(self, name) for name in names}
+        return {"verdict": self.verdict.value, **about, "notes": list(self.notes), "lines": lines}
+
+    def to_text(self, *, width: int = 160, folder: Path | None = None) -> str:
+        """Return the table of lines, the notes, the summary and the advice."""
+        from rich.console import Console  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+
+        table = Table(box=None, pad_edge=False)
+        for title in ("T", "chain", "line", "value ± error", "expected ± tolerance", "verdict", ""):
+            table.add_column(title, no_wrap=title not in ("line", ""), justify="right" if "±" in title else "left")
+        for line in self.lines:
+            temperature = "" if line.temperature is None else f"{line.temperature:g}"
+            value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
+            where = "all" if line.chain is None else str(line.chain)
+            table.add_row(temperature, where, line.name, value, expected, line.label, line.message)
+        stream = StringIO()
+        Console(file=stream, width=width, color_system=None).print(table)
+        rows = [row.rstrip() for row in stream.getvalue().splitlines()]
+        last = [*(f"note: {note}" for note in self.notes), self.summary, self.advice_for(folder)]
+        return "\n".join([*rows, *filter(None, last)])
 
     def __str__(self) -> str:
-        """A table for a person."""
-        return rendering.to_text(self)
+        """Return the certificate as a table."""
+        return self.to_text()
+
+
+def _names(lines: list[Line]) -> str:
+    """Return the names of lines, each once, with their numbers."""
+    names = [line.name for line in lines]
+    counted = {name: names.count(name) for name in names}
+    return ", ".join(f"{name} (x{count})" if count > 1 else name for name, count in counted.items())
 
 
 def certificate(
@@ -99,212 +569,64 @@ def certificate(
     noise_draws: int = 1_000,
     key: int = 0,
 ) -> Certificate:
-    """Say, with errors, whether the chains of a run sample exp(−U/T).
+    """Judge, with errors, whether the chains of a run sample exp(−U/T).
 
-    Every line asks whether a bias is within a tolerance, and answers passed, failed or undecided (see `verdicts` for
-    the rule and its error rates: with 20 effective samples or more, a run without bias beyond the tolerances fails once
-    in a hundred certificates, and a passed line is within its tolerance with 95 % confidence). Too few samples are
-    undecided, with how many more are needed; only a drift far beyond thermal fluctuations fails earlier.
+    Every line checks whether a bias is within a tolerance, and is passed, failed or undecided (see `verdicts` for the
+    rule and its error rates: with 20 effective samples or more, a run without bias beyond the tolerances fails once in
+    a hundred certificates, and a passed line is within its tolerance with 95 % confidence). Too few samples leave a
+    line undecided, with the number of additional steps; only a drift far beyond thermal fluctuations fails earlier.
 
     A correct pseudo-Langevin run is biased: with 𝒯 = 0.01 temperatures may be off by up to 2𝒯 = 2 %, because
-    correlations of the mini-batch noise are not corrected. The default tolerance of 3 % leaves room for that and not
-    for a temperature that is wrong by 5 %.
+    correlations of the mini-batch noise are not corrected. The default tolerance of 3 % leaves room for this bias, and
+    none for a temperature that is wrong by 5 %.
 
     Args:
         result: from `sample`.
-        tolerance: bias budget on temperatures, relative: kinetic and virial temperature, heat and misplaced energy of a
-            wrong 𝒱, heat of a stale one, energy moved by collective noise, drift of U in units of N·T/2 and relative
-            drift of |w|².
-        layer_tolerance: the same for single layers, where collective noise concentrates: virial temperature, misplaced
-            energy, heat of a stale 𝒱.
+        tolerance: bias budget on temperatures, relative: kinetic and virial temperature, excess temperature and
+            misplaced energy of a wrong or stale 𝒱, energy moved by collective noise, drift of U in units of N·T/2 and
+            relative drift of |w|².
+        layer_tolerance: the same for single layers, where collective noise concentrates.
         ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests of the noise's shape with p > 0.05 may
             fall.
         rhat_tolerance: how far above 1 R-hat may be.
-        ensemble_error: standard error to which the slope of ln[P2(U)/P1(U)] must be known, relative, for that line to
-            pass.
-        burn_in: share of the records discarded at the start of every chain; equilibrium is judged on the rest.
-        noise_draws: mini-batch gradients drawn at the final weights of every chain, 2 or more; 0 leaves these lines
-            out.
-        key: seed of those draws.
+        ensemble_error: largest relative standard error of the slope of ln[P2(U)/P1(U)] with which that line passes.
+        burn_in: share of the records discarded at the start of every chain.
+        noise_draws: mini-batch gradients drawn at the final weights of every chain, 2 or more; 0 leaves out the lines
+            about noise.
+        key: seed of these draws.
 
     Example:
         >>> cert = certificate(result)  # doctest: +SKIP
         >>> print(cert.verdict, [line.name for line in cert.failed_lines])  # doctest: +SKIP
     """
-    for name, value in [
-        ("tolerance", tolerance),
-        ("layer_tolerance", layer_tolerance),
-        ("ks_tolerance", ks_tolerance),
-        ("rhat_tolerance", rhat_tolerance),
-        ("ensemble_error", ensemble_error),
-    ]:
+    tolerances = {"tolerance": tolerance, "layer_tolerance": layer_tolerance, "ks_tolerance": ks_tolerance}
+    tolerances |= {"rhat_tolerance": rhat_tolerance, "ensemble_error": ensemble_error}
+    for name, value in tolerances.items():
         check_positive(name, value)
     check_interval("burn_in", burn_in, 0.0, 0.95, "it is the share of the records to discard")
-    check_noise_draws(noise_draws)
-    tolerances = Tolerances(tolerance, layer_tolerance, ks_tolerance, rhat_tolerance, ensemble_error)
-    run = _Run(result, tolerances, burn_in, noise_draws)
-    notes = []
-    per_chain = [m for chain in run.chains() for m in chain_lines(chain, tolerances)]
-    if not run.observes_everything:
-        notes.append("virial temperature and ensemble check need the whole training set: leave out observe_examples")
-    if noise_draws and run.noise_is_measured:
-        per_chain += run.noise(noise_draws, key)
-    elif run.noise_is_measured:
-        notes.append("mini-batch noise was not looked at: noise_draws = 0")
-    if run.noise_is_measured and not any(m.name == "heat of stale 𝒱" for m in per_chain):
-        notes.append("no refresh after the warm-up among the retained draws: the heat of a stale 𝒱 is not known")
-    if result.trace.sizes["chain"] < 2:
-        notes.append("R-hat needs at least two chains")
-    if result.trace.sizes["temperature"] < 2 and result.sampler.uses_temperature:
-        notes.append("the ensemble check needs two temperatures close to each other")
-    # All lines that come by chance share the false alarms between them.
-    num_lines = sum(m.required for m in per_chain) + 3 * result.trace.sizes["temperature"]
-    lines = run.status_lines() + run.missing_lines() + [judge(m, num_lines, run.length) for m in per_chain]
-    lines += run.convergence(num_lines) + run.ensemble(num_lines)
-    order = [run.label(t) for t in range(result.trace.sizes["temperature"])]
-    lines.sort(key=lambda line: (order.index(line.temperature), line.chain is None, line.chain or 0))
-    noise = tuple(run.histograms)
-    return Certificate(tuple(lines), tuple(notes), result.sampler.name, result.num_weights, burn_in, noise, run.length)
-
-
-def check_noise_draws(noise_draws: Any) -> None:
-    """Refuse a number of draws that nothing can be learned from: the spread of noise takes two of them."""
     check_integer("noise_draws", noise_draws, minimum=0)
     if noise_draws == 1:
         raise ValueError("noise_draws = 1 has no spread; pass 2 or more, or 0 to leave the noise out")
-
-
-class _Run:
-    """A result seen by the certificate: retained draws, healthy chains, labels."""
-
-    def __init__(self, result: Result, tolerances: Tolerances, burn_in: float, noise_draws: int) -> None:
-        self._result = result
-        self._tolerances = tolerances
-        num_records = result.trace.sizes["draw"]
-        first = num_records - discard(np.zeros(num_records), burn_in).size
-        step = np.asarray(result.trace["step"].values)
-        kernel = result.sampler.kernel
-        # While the time step is adapted a Metropolis chain has no stationary distribution.
-        self._warmup = kernel.warmup_moves if isinstance(kernel, HybridKernel) else 0
-        first = max(first, int(np.sum(step <= self._warmup)))
-        self._retained: xr.Dataset = result.trace.isel(draw=slice(first, None))
-        self.length = RunLength(num_records, int(step[0]), noise_draws)
-        layers = trees.layers(result.weights).values()
-        self._layer_sizes = tuple(trees.num_weights(layer) // result.trace["status"][..., 0].size for layer in layers)
-        self._healthy = result.trace["status"].isin(HEALTHY).all("draw").values
-        self.histograms: list[NoiseHistogram] = []
-
-    def label(self, temperature: int) -> float | None:
-        """T, or None for a sampler without."""
-        if not self._result.sampler.uses_temperature:
-            return None
-        return float(self._result.trace["temperature"].values[temperature])
-
-    def _indices(self) -> Iterator[tuple[int, int]]:
-        """(temperature, chain) of the chains that did not stop."""
-        yield from ((int(t), int(c)) for t, c in np.argwhere(self._healthy))
-
-    def status_lines(self) -> list[Line]:
-        """Whether each chain ran to the end."""
-        lines = []
-        status = self._result.trace["status"].values[:, :, -1]
-        for (t, c), value in np.ndenumerate(status):
-            healthy = bool(self._healthy[t, c])
-            verdict, message = (Verdict.PASSED, "") if healthy else (Verdict.FAILED, Status(int(value)).explanation)
-            lines.append(Line("status", self.label(t), c, float(value), 0.0, 0.0, 0.0, verdict, message))
-        return lines
-
-    @property
-    def observes_everything(self) -> bool:
-        """Whether the trace was measured on the whole training set, as U and its gradient are defined."""
-        num_examples = self._result.sampler.dataset.num_examples
-        return bool(self._result.trace.attrs.get("observed_examples", num_examples) >= num_examples)
-
-    def missing_lines(self) -> list[Line]:
-        """Why a certificate without its most important lines cannot pass."""
-        lines = []
-        num_draws = self._retained.sizes["draw"]
-        for t in range(len(self._healthy)):
-            if self._result.sampler.uses_temperature and not self.observes_everything:
-                observed = float(self._result.trace.attrs["observed_examples"])
-                whole = float(self._result.sampler.dataset.num_examples)
-                message = "no virial temperature and no ensemble check: record without observe_examples"
-                lines.append(
-                    Line(
-                        "observed examples", self.label(t), None, observed, 0.0, whole, 0.0, Verdict.UNDECIDED, message
-                    )
-                )
-            if not num_draws:
-                message = f"all records are from the warm-up of {self._warmup} moves: run longer"
-                name, more = "retained draws", self.length.more_steps(self._warmup / self.length.num_steps + 1)
-                lines.append(
-                    Line(name, self.label(t), None, 0.0, 0.0, 1.0, 0.0, Verdict.UNDECIDED, message, more_steps=more)
-                )
-        return lines
-
-    def chains(self) -> Iterator[Chain]:
-        """The retained draws of every healthy chain."""
-        if not self._retained.sizes["draw"]:
-            return
-        for t, c in self._indices():
-            trace = self._retained.isel(temperature=t, chain=c)
-            if not self.observes_everything:
-                trace = trace.drop_vars(["virial_temperature", "layer_virial_temperature"])
-            yield Chain(trace, self.label(t), c, self._result.num_weights, self._layer_sizes, self._result.sampler)
-
-    @property
-    def noise_is_measured(self) -> bool:
-        """Whether there is a 𝒱 in force to compare the mini-batch noise with."""
-        kernel = self._result.sampler.kernel
-        return isinstance(kernel, LangevinKernel) and kernel.control is not None
-
-    def noise(self, num_draws: int, seed: int) -> list[Measurement]:
-        """Draw mini-batch noise at the final weights of every healthy chain."""
-        kernel = self._result.sampler.kernel
-        assert isinstance(kernel, LangevinKernel)
-        measurements: list[Measurement] = []
-        for t, c in self._indices():
-            index = t * self._healthy.shape[1] + c
-            state = jax.tree.map(lambda leaf, i=index: leaf[i], self._result.states)
-            key = jax.random.fold_in(jax.random.key(seed), index)
-            draws = draw(self._result.sampler, state, key, num_draws=num_draws)
-            temperature = self.label(t)
-            assert temperature is not None
-            self.histograms.append(noise_histogram(draws.noise, temperature, c))
-            measurements += noise_lines(draws, temperature, c, kernel.momentum_retention, self._tolerances)
-        return measurements
-
-    def _pooled(self, temperature: int) -> dict[str, np.ndarray]:
-        """U and |w|² of the healthy chains at a temperature, axes (chain, draw)."""
-        chains = np.flatnonzero(self._healthy[temperature])
-        retained = self._retained.isel(temperature=temperature, chain=chains)
-        return {name: np.asarray(retained[name].values, np.float64) for name in OBSERVABLES}
-
-    def convergence(self, num_lines: int) -> list[Line]:
-        """R-hat and effective sample size at every temperature."""
-        if not self._retained.sizes["draw"]:
-            return []
-        return [
-            line
-            for t in range(len(self._healthy))
-            if self._healthy[t].any()
-            for line in convergence_lines(self._pooled(t), self.label(t), self._tolerances, num_lines, self.length)
-        ]
-
-    def ensemble(self, num_lines: int) -> list[Line]:
-        """The two-temperature check of neighbours."""
-        if not (self._result.sampler.uses_temperature and self.observes_everything and self._retained.sizes["draw"]):
-            return []
-        temperatures = self._result.trace["temperature"].values
-        order = [int(t) for t in np.argsort(temperatures) if self._healthy[t].any()]
-        return [
-            ensemble_line(
-                self._pooled(low)["potential"],
-                self._pooled(high)["potential"],
-                (float(temperatures[low]), float(temperatures[high])),
-                self._tolerances,
-                num_lines,
-                self.length,
-            )
-            for low, high in pairwise(order)
-        ]
+    run = Evidence(result, **tolerances, burn_in=burn_in, noise_draws=noise_draws, key=key)
+    found: list[tuple[LineKind, Measurement, Subject]] = []
+    notes: dict[str, None] = {}
+    noise: list[minibatch.NoiseHistogram] = []
+    num_temperatures, num_chains = run.healthy.shape
+    for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
+        subject = Subject(run, position, chain)
+        for kind in LINES:
+            for measured in _measurements(kind, subject):
+                if isinstance(measured, str):
+                    notes[measured] = None
+                else:
+                    found.append((kind, measured, Subject(run, position, chain)))
+        if "noise" in vars(subject):
+            noise.append(minibatch.noise_histogram(subject.noise.noise, subject.temperature or 0.0, subject.chain or 0))
+    # All lines that can fail by chance share the false alarms.
+    num_lines = sum(m.required for kind, m, _ in found if kind.needs and kind.rule is not enough)
+    lines = tuple(
+        judge(kind.name, m, num_lines, run.length, rule=kind.rule, temperature=s.temperature, chain=s.chain)
+        for kind, m, s in found
+    )
+    name, size = result.sampler.name, result.num_weights
+    return Certificate(lines, tuple(notes), name, size, burn_in, tuple(noise), run.length)
