@@ -14,7 +14,6 @@ import dataclasses
 import json
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +24,10 @@ import numpy as np
 
 from .._checks import check_interval, check_positive
 from .._trees import Weights
-from ..chains import ChainStoppedWarning, Run
+from ..chains import Run
 from ..diagnostics.averages import Average, average, drift, kept, plus_minus
 from ..diagnostics.diffusion import Diffusion, MeasuredDiffusion, measure_diffusion
-from ..samplers.base import Sampler
-from ..samplers.hybrid import HybridMonteCarlo
+from ..samplers.base import MAX_STEPS, Sampler
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class Tried:
     measured: MeasuredDiffusion
     """Displacements (`diffusion`; `coefficient` is D*/N in 1/s) and time per step; without states."""
     bias: Mapping[str, Average]
-    """Deviations of loss, |w|² and error from the reference, relative to it."""
+    """Relative deviations of loss, |w|² and error from the reference."""
     within_budget: bool
-    """Whether all biases are within the budget, and are known to that precision."""
+    """Whether all biases are within the budget, and known to that precision."""
     note: str
 
     def cells(self) -> dict[str, str]:
@@ -60,9 +58,8 @@ class Tried:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, ready for JSON; unknown numbers are None."""
         found = {name: getattr(self, name) for name in ("settings", "within_budget", "note")}
-        found |= {
-            name: getattr(self.measured, name) for name in ("seconds_per_step", "coefficient", "coefficient_error")
-        }
+        names = ("seconds_per_step", "coefficient", "coefficient_error")
+        found |= {name: getattr(self.measured, name) for name in names}
         found["bias"] = {name: bias._asdict() for name, bias in self.bias.items()}
         found["diffusion"] = None if self.measured.diffusion is None else self.measured.diffusion.to_dict()
         return json.loads(json.dumps(found), parse_constant=lambda _: None)
@@ -72,8 +69,6 @@ class Tried:
 class Tuned:
     """Settings with which the weights move fastest within the bias budget; printable."""
 
-    sampler: Sampler
-    """Recommended sampler, ready to run."""
     best: Tried
     tried: tuple[Tried, ...]
     temperature: float
@@ -87,9 +82,14 @@ class Tuned:
     """Equilibrated weights of one chain, a start for further runs."""
 
     @property
+    def sampler(self) -> Sampler:
+        """Recommended sampler, ready to run."""
+        return self.best.sampler
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Recommended settings, as the sampler's arguments."""
-        return dict(self.sampler.settings)
+        return self.best.sampler.settings
 
     @property
     def within_budget(self) -> bool:
@@ -129,15 +129,14 @@ def tune(
     temperature_ratios: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
     variants: Sequence[Mapping[str, Any]] | None = None,
     observe_examples: int | None = None,
-    chunk_size: int | None = None,
     key: int = 0,
     report: Callable[[str], None] | None = None,
 ) -> Tuned:
     """Find the batch size and temperature ratio with the largest D*, diffusion in wall-clock time, on this machine.
 
-    Loss, |w|² and error stay within `bias_budget` of hybrid Monte Carlo at this temperature or, where that does not
-    equilibrate in its share of the time, of the smallest ratio (which was 0.2 % off at 0.01, N = 11 160). Start from
-    trained weights. Where T is far below 1/P nothing equilibrates, and candidates are compared near the start.
+    Loss, |w|² and error stay within `bias_budget` of sampling at the smallest ratio, which was itself 0.2 to 0.4 % off
+    at 0.01 (N = 11 160, against hybrid Monte Carlo). Start from trained weights. Where T is far below 1/P nothing
+    equilibrates, and candidates are compared near the start.
 
     Args:
         sampler: a sampler with `batch_size` and `temperature_ratio`; settings that are not searched stay.
@@ -149,24 +148,19 @@ def tune(
         temperature_ratios: temperature ratios to try.
         variants: changes of other settings to try on the best candidate, such as ``[{"momentum_retention": 0.9995}]``;
             default: `reset_probability` = 0, where the sampler has another one.
-        observe_examples: number of examples for loss and error; default: all. Fewer give more records where a pass over
-            all examples takes as long as many steps.
-        chunk_size: examples held at once when visiting all of them.
+        observe_examples: number of examples for loss and error; default: all. Fewer allow more records.
         key: seed.
         report: called with a line of text for every finding, for example `print`.
 
     Example:
         >>> tuned = tune(pseudo_langevin(potential, train), weights, temperature=3e-5)  # doctest: +SKIP
-        >>> print(tuned)  # doctest: +SKIP
         >>> result = sample(tuned.sampler, weights, temperatures=[3e-5], num_steps=100_000, key=1)  # doctest: +SKIP
     """
     check_positive("temperature", temperature)
     check_positive("seconds", seconds)
     check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
     if not {"batch_size", "temperature_ratio"} <= {f.name for f in dataclasses.fields(sampler)}:
-        raise ValueError(
-            f"sampler = {sampler.name} has no batch_size and temperature_ratio to tune; try pseudo_langevin"
-        )
+        raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose pseudo_langevin")
     if batch_sizes is None:
         batch_sizes = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
     if variants is None:
@@ -174,17 +168,15 @@ def tune(
     if not batch_sizes or not temperature_ratios:
         raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
     sizes, ratios = sorted(set(batch_sizes)), sorted(set(temperature_ratios))
-    for change in ({}, *variants):  # raise for bad settings before anything runs
-        for size, ratio in [*((size, ratios[0]) for size in sizes), *((sizes[0], ratio) for ratio in ratios)]:
-            _changed(sampler, **{"batch_size": size, "temperature_ratio": ratio, **change})
+    for change in [*({"batch_size": size} for size in sizes), *variants]:
+        for ratio in ratios:  # raise for bad settings before anything runs
+            _changed(sampler, temperature_ratio=ratio, **change)
     names = tuple(dict.fromkeys(["batch_size", "temperature_ratio", *(name for v in variants for name in v)]))
-    search = _Search(weights, temperature, bias_budget, seconds, (observe_examples, chunk_size), key, names, report)
+    search = _Search(weights, temperature, bias_budget, seconds, observe_examples, key, names, report)
     search.run(sampler, sizes, ratios, variants)
     best, tried, notes = _best(search.tried), tuple(search.tried), tuple(search.notes)
-    elapsed = seconds - search.left()
-    return Tuned(
-        best.sampler, best, tried, temperature, bias_budget, search.reference_name, notes, elapsed, search.weights
-    )
+    reference = f"sampling at a temperature ratio of {ratios[0]:g}"
+    return Tuned(best, tried, temperature, bias_budget, reference, notes, seconds - search.left(), search.weights)
 
 
 @dataclass
@@ -195,8 +187,7 @@ class _Search:
     temperature: float
     budget: float
     seconds: float
-    observing: tuple[int | None, int | None]
-    """Number of examples for observables, and how many of them are held at once."""
+    observe_examples: int | None
     key: int
     names: tuple[str, ...]
     """Settings in which candidates differ."""
@@ -204,11 +195,10 @@ class _Search:
     tried: list[Tried] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     reference: dict[str, Average] = field(default_factory=dict)
-    reference_name: str = ""
     step_seconds: dict[int | None, float] = field(default_factory=dict)
     """Time per step by batch size."""
-    overhead: float = 0.0
-    """Longest time of a candidate beyond its steps: compilation, start, discarded steps."""
+    overheads: dict[int | None, float] = field(default_factory=dict)
+    """Time of the latest candidate beyond its steps (compilation, start, discarded steps), by batch size."""
     began: float = field(default_factory=time.perf_counter)
 
     def left(self, share: float = 1.0) -> float:
@@ -216,13 +206,13 @@ class _Search:
         return self.began + share * self.seconds - time.perf_counter()
 
     def run(self, base: Sampler, sizes: list[int], ratios: list[float], variants: Sequence[Mapping[str, Any]]) -> None:
-        """Time batch sizes until 25 % of the time, equilibrate until 50 %, measure the reference until 65 %, climb."""
+        """Time batch sizes until 20 % of the time, equilibrate until 55 %, climb in the temperature ratio."""
         sizes = self.time_batch_sizes(base, sizes, ratios[0])
         base, middle = _changed(base, batch_size=sizes[-1]), len(ratios) // 2
         # A larger ratio equilibrates the start sooner; the smallest one then relaxes it, and is the first candidate.
-        for ratio, share in [(ratios[middle], 0.375), (ratios[0], 0.5)]:
+        for ratio, share in [(ratios[middle], 0.35), (ratios[0], 0.55)]:
             candidate = _changed(base, temperature_ratio=ratio)
-            measured = self.measure(candidate, self.left(share) - self.overhead)
+            measured = self.measure(candidate, share)
             if not measured.stopped:
                 self.weights = candidate.position(jax.tree.map(lambda leaf: leaf[0], measured.states))
         if measured.stopped:
@@ -230,8 +220,7 @@ class _Search:
                 f"the chain turned non-finite at the smallest temperature ratio, {ratios[0]:g}; lower "
                 "temperature_ratios, raise mass_floor, or start from trained weights"
             )
-        self.reference, self.reference_name = _estimates(measured), f"sampling at a temperature ratio of {ratios[0]:g}"
-        self.measure_exactly(candidate, measured)
+        self.reference = _estimates(measured)
         self.judge(candidate, measured)
         self.climb(base, ratios, middle)
         failed = any(tried.measured.stopped for tried in self.tried)
@@ -249,69 +238,60 @@ class _Search:
         """Return the batch sizes up to the one with the most examples per second, in ascending order."""
         states, speeds = None, list[float]()
         for size in sizes:
-            run = Run(_changed(base, batch_size=size, temperature_ratio=ratio), temperatures=[self.temperature])
+            candidate = _shared(_changed(base, batch_size=size, temperature_ratio=ratio))
+            run = Run(candidate, temperatures=[self.temperature])
             # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
             states = run.start(self.weights, self.key) if states is None else states
-            every, copied = _interval(base), jax.tree.map(jnp.copy, states)
-            timed = measure_diffusion(run, copied, every=every, seconds=0.5, discard_steps=0, max_steps=4 * every)
-            self.step_seconds[size] = timed.seconds_per_step
-            if speeds and size / timed.seconds_per_step < 1.05 * speeds[-1]:
+            for index, num_steps in enumerate((50, 50, 200, 600)):  # the first time compiles
+                began, copied = time.perf_counter(), jax.tree.map(jnp.copy, states)
+                (record,) = run.records(copied, stop=num_steps, every=MAX_STEPS, progress=False)
+                jax.block_until_ready(record.states)
+                self.step_seconds[size] = (time.perf_counter() - began) / num_steps
+                if index > 0 and self.step_seconds[size] * num_steps > 0.1:
+                    break
+            if speeds and size / self.step_seconds[size] < 1.05 * speeds[-1]:
                 break  # larger batches no longer pay
-            speeds.append(size / timed.seconds_per_step)
-            if self.left(0.25) < 0:
+            speeds.append(size / self.step_seconds[size])
+            if self.left(0.2) < 0:
                 break
         timings = ", ".join(f"{size}: {1e3 * seconds:.4g}" for size, seconds in self.step_seconds.items())
         self.notes.append(f"time per step in ms by batch size: {timings}")
         return sizes[: len(speeds)]
 
-    def measure_exactly(self, sampler: Sampler, measured: MeasuredDiffusion) -> None:
-        """Make hybrid Monte Carlo the reference, where it reaches ten effective samples in its share of the time."""
-        seconds, masses = self.left(0.65) - self.overhead, getattr(measured.states, "masses", None)
-        # An exact gradient takes about as long as a batch of all examples; 20 moves adapt the time step, 20 are used.
-        gradient = measured.seconds_per_step * sampler.dataset.num_examples / (sampler.batch_size or 1)
-        num_steps = min(100, int(seconds / (40 * gradient)))
-        if num_steps < 10 or masses is None:
-            return
-        masses = jax.tree.map(lambda w, m: jnp.broadcast_to(jnp.maximum(m[0], 1e-30), w.shape), self.weights, masses)
-        move = {"num_leapfrog_steps": num_steps, "time_step": 10.0, "masses": masses, "warmup_moves": 20}
-        run = self.measure(HybridMonteCarlo(sampler.potential, sampler.dataset, **move), seconds / 2, discard_steps=20)
-        estimates = _estimates(run)
-        if min((e.effective_samples for e in estimates.values()), default=0.0) >= 10:
-            self.reference, self.reference_name = estimates, f"hybrid Monte Carlo ({run.num_steps} moves)"
-
     def climb(self, base: Sampler, ratios: list[float], index: int) -> None:
         """Raise the temperature ratio while the bias is within the budget, lower it while it is not."""
-        direction, seconds = 0, max(1.0, 0.06 * self.seconds)
+        direction = 0
         while 0 <= index < len(ratios):
             sampler = _changed(base, temperature_ratio=ratios[index])
             tried = next((t for t in self.tried if t.sampler.settings == sampler.settings), None)
             if tried is None:
-                if self.left() < self.overhead + 0.5 * seconds:
+                if self.left() < self.overhead(sampler) + 0.03 * self.seconds:
                     return
-                tried = self.judge(sampler, self.measure(sampler, seconds))
+                tried = self.judge(sampler, self.measure(sampler))
             step = 1 if tried.within_budget else -1
             if direction and step != direction:
                 return
             direction, index = step, index + step
 
-    def measure(self, sampler: Sampler, seconds: float, discard_steps: int | None = None) -> MeasuredDiffusion:
-        """Run a candidate from the common start for some seconds, observables included and compilation excluded."""
-        began, (num_examples, chunk_size) = time.perf_counter(), self.observing
-        run = Run(sampler, temperatures=[self.temperature], observe_examples=num_examples)
-        states = run.start(self.weights, self.key)
-        first_refresh, step_seconds = (
-            np.min(getattr(states, "next_refresh", 0)),
-            self.step_seconds.get(sampler.batch_size),
+    def measure(self, sampler: Sampler, share: float = 0.0) -> MeasuredDiffusion:
+        """Run a candidate from the common start until this share of the time is used, at least for 6 % of the time."""
+        began, seconds = time.perf_counter(), max(0.06 * self.seconds, self.left(share) - self.overhead(sampler))
+        run = Run(_shared(sampler), temperatures=[self.temperature], observe_examples=self.observe_examples)
+        states, every = run.start(self.weights, self.key), _interval(sampler)
+        # The first refresh compiles; steps before it are discarded, unless that takes too long.
+        discard = min(
+            int(seconds / self.step_seconds[sampler.batch_size]), int(np.min(getattr(states, "next_refresh", 0)))
         )
-        if discard_steps is None and step_seconds is not None:  # the first refresh compiles
-            discard_steps = min(int(first_refresh), int(max(seconds, 0.0) / step_seconds))
-        options = {"every": _interval(sampler), "discard_steps": discard_steps, "chunk_size": chunk_size}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ChainStoppedWarning)
-            # Observables take up to half of the time of the steps.
-            measured = measure_diffusion(run, states, seconds=max(0.0, seconds) / 1.5, observe=True, **options)
-        self.overhead = max(self.overhead, time.perf_counter() - began - 1.5 * measured.seconds)
+        # Observables take up to half of the time of the steps.
+        measured = measure_diffusion(
+            run, states, every=every, seconds=seconds / 1.5, discard_steps=discard, observe=True
+        )
+        self.overheads[sampler.batch_size] = max(0.0, time.perf_counter() - began - 1.5 * measured.seconds)
         return measured
+
+    def overhead(self, sampler: Sampler) -> float:
+        """Return the expected time of a candidate beyond its steps; another batch size has to be compiled."""
+        return self.overheads.get(sampler.batch_size, max(self.overheads.values(), default=0.0))
 
     def judge(self, sampler: Sampler, measured: MeasuredDiffusion) -> Tried:
         """Add a candidate to those that were tried, with its biases."""
@@ -345,7 +325,7 @@ def _best(tried: Sequence[Tried]) -> Tried:
 
 
 def _seconds_to(curve: Diffusion, distance: float) -> float:
-    """Return the interval at which d²/N reaches the distance, extrapolated by a straight line where it does not."""
+    """Return the interval at which d²/N reaches the distance, or would reach it on a straight line."""
     reached = np.maximum.accumulate(curve.displacement[0])
     beyond = curve.seconds[-1] * max(1.0, distance / reached[-1])
     return float(np.interp(distance, [0.0, *reached], [0.0, *curve.seconds], right=beyond))
@@ -364,13 +344,19 @@ def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
 
 
 def _changed(sampler: Sampler, **changes: Any) -> Sampler:
-    """Return the sampler with other settings; the limit of the temperature ratio follows the ratio."""
-    if "temperature_ratio" in changes and hasattr(sampler, "max_temperature_ratio"):
+    """Return the sampler with other settings; a limit of the temperature ratio follows the ratio."""
+    if getattr(sampler, "max_temperature_ratio", None) is not None and "temperature_ratio" in changes:
         changes["max_temperature_ratio"] = changes["temperature_ratio"]
     return dataclasses.replace(sampler, **changes)
 
 
+def _shared(sampler: Sampler) -> Sampler:
+    """Return the sampler with numbers that are arrays, so that candidates share their compiled programs."""
+    names = ("temperature_ratio", "max_temperature_ratio", "reset_probability")
+    values = {name: getattr(sampler, name) for name in names if getattr(sampler, name, None) is not None}
+    return dataclasses.replace(sampler, **{name: jnp.array(value) for name, value in values.items()})
+
+
 def _interval(sampler: Sampler) -> int:
-    """Return the steps between records: the memory of the momenta and at least 50, or one move."""
-    retention = getattr(sampler, "momentum_retention", None)
-    return 1 if retention is None else max(50, round(1 / (1 - retention**2)))
+    """Return the steps between records: the memory of the momenta, and at least 50."""
+    return max(50, round(1 / (1 - getattr(sampler, "momentum_retention", 0.0) ** 2)))
