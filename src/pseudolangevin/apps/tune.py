@@ -10,12 +10,11 @@ at a ratio of 0.1, masses that are only raised by 0.2 %: `reset_probability=0` i
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jax
@@ -69,27 +68,22 @@ class Tried:
 class Tuned:
     """Settings with which the weights move fastest within the bias budget; printable."""
 
+    sampler: Sampler
+    """Recommended sampler, ready to run."""
     best: Tried
     tried: tuple[Tried, ...]
     temperature: float
     bias_budget: float
     reference: str
-    """Description of what biases are relative to."""
     notes: tuple[str, ...]
     seconds: float
-    """Duration of the search, compilation included."""
     weights: Weights
     """Equilibrated weights of one chain, a start for further runs."""
 
     @property
-    def sampler(self) -> Sampler:
-        """Recommended sampler, ready to run."""
-        return self.best.sampler
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Recommended settings, as the sampler's arguments."""
-        return self.best.sampler.settings
+        return self.sampler.settings
 
     @property
     def within_budget(self) -> bool:
@@ -159,8 +153,10 @@ def tune(
     check_positive("temperature", temperature)
     check_positive("seconds", seconds)
     check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
-    if not {"batch_size", "temperature_ratio"} <= {f.name for f in dataclasses.fields(sampler)}:
+    if not {"batch_size", "temperature_ratio"} <= {f.name for f in fields(sampler)}:
         raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose pseudo_langevin")
+    if getattr(sampler, "max_temperature_ratio", None) is not None:
+        sampler = replace(sampler, max_temperature_ratio=None)  # the limit follows the ratio
     if batch_sizes is None:
         batch_sizes = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
     if variants is None:
@@ -170,13 +166,14 @@ def tune(
     sizes, ratios = sorted(set(batch_sizes)), sorted(set(temperature_ratios))
     for change in [*({"batch_size": size} for size in sizes), *variants]:
         for ratio in ratios:  # raise for bad settings before anything runs
-            _changed(sampler, temperature_ratio=ratio, **change)
+            replace(sampler, temperature_ratio=ratio, **change)
     names = tuple(dict.fromkeys(["batch_size", "temperature_ratio", *(name for v in variants for name in v)]))
-    search = _Search(weights, temperature, bias_budget, seconds, observe_examples, key, names, report)
+    options = (observe_examples, key, names, report, time.perf_counter())
+    search = _Search(weights, temperature, bias_budget, seconds, *options)
     search.run(sampler, sizes, ratios, variants)
-    best, tried, notes = _best(search.tried), tuple(search.tried), tuple(search.notes)
-    reference = f"sampling at a temperature ratio of {ratios[0]:g}"
-    return Tuned(best, tried, temperature, bias_budget, reference, notes, seconds - search.left(), search.weights)
+    best, reference = _best(search.tried), f"sampling at a temperature ratio of {ratios[0]:g}"
+    found = (tuple(search.tried), temperature, bias_budget, reference, tuple(search.notes))
+    return Tuned(best.sampler, best, *found, seconds - search.left(), search.weights)
 
 
 @dataclass
@@ -192,6 +189,7 @@ class _Search:
     names: tuple[str, ...]
     """Settings in which candidates differ."""
     report: Callable[[str], None] | None
+    began: float
     tried: list[Tried] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     reference: dict[str, Average] = field(default_factory=dict)
@@ -199,7 +197,6 @@ class _Search:
     """Time per step by batch size."""
     overheads: dict[int | None, float] = field(default_factory=dict)
     """Time of the latest candidate beyond its steps (compilation, start, discarded steps), by batch size."""
-    began: float = field(default_factory=time.perf_counter)
 
     def left(self, share: float = 1.0) -> float:
         """Return the seconds until this share of the time is used."""
@@ -208,18 +205,16 @@ class _Search:
     def run(self, base: Sampler, sizes: list[int], ratios: list[float], variants: Sequence[Mapping[str, Any]]) -> None:
         """Time batch sizes until 20 % of the time, equilibrate until 55 %, climb in the temperature ratio."""
         sizes = self.time_batch_sizes(base, sizes, ratios[0])
-        base, middle = _changed(base, batch_size=sizes[-1]), len(ratios) // 2
+        base, middle = replace(base, batch_size=sizes[-1]), len(ratios) // 2
         # A larger ratio equilibrates the start sooner; the smallest one then relaxes it, and is the first candidate.
         for ratio, share in [(ratios[middle], 0.35), (ratios[0], 0.55)]:
-            candidate = _changed(base, temperature_ratio=ratio)
+            candidate = replace(base, temperature_ratio=ratio)
             measured = self.measure(candidate, share)
             if not measured.stopped:
                 self.weights = candidate.position(jax.tree.map(lambda leaf: leaf[0], measured.states))
         if measured.stopped:
-            raise ValueError(
-                f"the chain turned non-finite at the smallest temperature ratio, {ratios[0]:g}; lower "
-                "temperature_ratios, raise mass_floor, or start from trained weights"
-            )
+            remedy = "lower temperature_ratios, raise mass_floor, or start from trained weights"
+            raise ValueError(f"the chain turned non-finite at the smallest temperature ratio, {ratios[0]:g}; {remedy}")
         self.reference = _estimates(measured)
         self.judge(candidate, measured)
         self.climb(base, ratios, middle)
@@ -228,7 +223,7 @@ class _Search:
         for change in [*smaller, *variants] if failed else [*variants, *smaller]:
             best = _best(self.tried)
             start = ratios.index(best.settings["temperature_ratio"]) + (failed and change in smaller)
-            self.climb(_changed(best.sampler, **change), ratios, min(start, len(ratios) - 1))
+            self.climb(replace(best.sampler, **change), ratios, min(start, len(ratios) - 1))
             if change in smaller and _best(self.tried) is best:
                 break  # smaller batches are not faster
         if all(tried.note for tried in self.tried):
@@ -238,7 +233,7 @@ class _Search:
         """Return the batch sizes up to the one with the most examples per second, in ascending order."""
         states, speeds = None, list[float]()
         for size in sizes:
-            candidate = _shared(_changed(base, batch_size=size, temperature_ratio=ratio))
+            candidate = _shared(replace(base, batch_size=size, temperature_ratio=ratio))
             run = Run(candidate, temperatures=[self.temperature])
             # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
             states = run.start(self.weights, self.key) if states is None else states
@@ -262,7 +257,7 @@ class _Search:
         """Raise the temperature ratio while the bias is within the budget, lower it while it is not."""
         direction = 0
         while 0 <= index < len(ratios):
-            sampler = _changed(base, temperature_ratio=ratios[index])
+            sampler = replace(base, temperature_ratio=ratios[index])
             tried = next((t for t in self.tried if t.sampler.settings == sampler.settings), None)
             if tried is None:
                 if self.left() < self.overhead(sampler) + 0.03 * self.seconds:
@@ -277,17 +272,15 @@ class _Search:
         """Run a candidate from the common start until this share of the time is used, at least for 6 % of the time."""
         began, seconds = time.perf_counter(), max(0.06 * self.seconds, self.left(share) - self.overhead(sampler))
         run = Run(_shared(sampler), temperatures=[self.temperature], observe_examples=self.observe_examples)
-        states, every = run.start(self.weights, self.key), _interval(sampler)
-        # The first refresh compiles; steps before it are discarded, unless that takes too long.
-        discard = min(
-            int(seconds / self.step_seconds[sampler.batch_size]), int(np.min(getattr(states, "next_refresh", 0)))
-        )
-        # Observables take up to half of the time of the steps.
-        measured = measure_diffusion(
-            run, states, every=every, seconds=seconds / 1.5, discard_steps=discard, observe=True
-        )
-        self.overheads[sampler.batch_size] = max(0.0, time.perf_counter() - began - 1.5 * measured.seconds)
-        return measured
+        states = run.start(self.weights, self.key)
+        every = max(50, round(1 / (1 - getattr(sampler, "momentum_retention", 0.0) ** 2)))  # the memory of the momenta
+        # The first refresh compiles; steps before it are discarded, unless that takes too long. Observables take up to
+        # half of the time of the steps.
+        discard = int(np.min(getattr(states, "next_refresh", 0)))
+        discard = min(discard, int(seconds / self.step_seconds[sampler.batch_size]))
+        found = measure_diffusion(run, states, every=every, seconds=seconds / 1.5, discard_steps=discard, observe=True)
+        self.overheads[sampler.batch_size] = max(0.0, time.perf_counter() - began - 1.5 * found.seconds)
+        return found
 
     def overhead(self, sampler: Sampler) -> float:
         """Return the expected time of a candidate beyond its steps; another batch size has to be compiled."""
@@ -304,7 +297,7 @@ class _Search:
         note = "turned non-finite" if measured.stopped else "averages not settled" if unsettled else ""
         within = not note and all(abs(b.mean) <= self.budget for b in bias.values())
         settings = {name: getattr(sampler, name) for name in self.names}
-        tried = Tried(sampler, settings, dataclasses.replace(measured, states=None), bias, within, note)
+        tried = Tried(sampler, settings, replace(measured, states=None), bias, within, note)
         self.tried.append(tried)
         if self.report is not None:
             self.report(", ".join(f"{name} {value}".strip() for name, value in tried.cells().items() if value))
@@ -321,14 +314,14 @@ def _best(tried: Sequence[Tried]) -> Tried:
     # half of the largest one the weights have forgotten the start, and are as far from it with any sampler.
     distance = max(float(np.interp(4 * c.seconds[0], c.seconds, c.displacement[0])) for _, c in curves)
     distance = min(distance, 0.5 * max(float(np.max(c.displacement[0])) for _, c in curves))
-    return min(curves, key=lambda pair: _seconds_to(pair[1], distance))[0]
 
+    def seconds_to(candidate: tuple[Tried, Diffusion]) -> float:
+        curve = candidate[1]
+        reached = np.maximum.accumulate(curve.displacement[0])
+        beyond = curve.seconds[-1] * max(1.0, distance / reached[-1])
+        return float(np.interp(distance, [0.0, *reached], [0.0, *curve.seconds], right=beyond))
 
-def _seconds_to(curve: Diffusion, distance: float) -> float:
-    """Return the interval at which d²/N reaches the distance, or would reach it on a straight line."""
-    reached = np.maximum.accumulate(curve.displacement[0])
-    beyond = curve.seconds[-1] * max(1.0, distance / reached[-1])
-    return float(np.interp(distance, [0.0, *reached], [0.0, *curve.seconds], right=beyond))
+    return min(curves, key=seconds_to)[0]
 
 
 def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
@@ -343,20 +336,7 @@ def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
     return found
 
 
-def _changed(sampler: Sampler, **changes: Any) -> Sampler:
-    """Return the sampler with other settings; a limit of the temperature ratio follows the ratio."""
-    if getattr(sampler, "max_temperature_ratio", None) is not None and "temperature_ratio" in changes:
-        changes["max_temperature_ratio"] = changes["temperature_ratio"]
-    return dataclasses.replace(sampler, **changes)
-
-
 def _shared(sampler: Sampler) -> Sampler:
-    """Return the sampler with numbers that are arrays, so that candidates share their compiled programs."""
-    names = ("temperature_ratio", "max_temperature_ratio", "reset_probability")
-    values = {name: getattr(sampler, name) for name in names if getattr(sampler, name, None) is not None}
-    return dataclasses.replace(sampler, **{name: jnp.array(value) for name, value in values.items()})
-
-
-def _interval(sampler: Sampler) -> int:
-    """Return the steps between records: the memory of the momenta, and at least 50."""
-    return max(50, round(1 / (1 - getattr(sampler, "momentum_retention", 0.0) ** 2)))
+    """Return the sampler with its ratio and reset probability as arrays, so that candidates share compiled programs."""
+    names = {"temperature_ratio", "reset_probability"} & sampler.settings.keys()
+    return replace(sampler, **{name: jnp.array(getattr(sampler, name)) for name in names})
