@@ -49,7 +49,7 @@ class Machine:
 
         return SimpleNamespace(sampler=sampler, start=start, records=records)
 
-    def measure_diffusion(self, run, states, *, every, seconds, discard_steps, observe):
+    def measure_diffusion(self, run, states, *, every, seconds, discard_steps, **_):
         size, ratio = run.sampler.batch_size, float(run.sampler.temperature_ratio)
         self.tried.append((size, round(ratio, 6)))
         self.compile("observables", size)

@@ -22,6 +22,7 @@ from ..data import Dataset
 from ..models import feedforward
 from ..potential import classification
 from ..samplers.adam import Adam
+from ..samplers.balanced import BalancedLangevin
 from ..samplers.base import MAX_STEPS, Sampler
 from ..samplers.hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
 from ..samplers.langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
@@ -29,6 +30,7 @@ from ..samplers.langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLa
 SAMPLERS: dict[str, tuple[type, dict[str, Any]]] = {
     # Masses at this ratio are so heavy that random starts stay finite; the time of a step does not depend on it.
     "pseudo_langevin": (PseudoLangevin, {"temperature_ratio": 1e-6, "refresh_every": 50_000, "warmup_refreshes": 0}),
+    "balanced_langevin": (BalancedLangevin, {"temperature_ratio": 1e-6, "refresh_every": 50_000}),
     "naive_pseudo_langevin": (NaivePseudoLangevin, {"time_step": 1e-3, "refresh_every": 50_000}),
     "full_batch_langevin": (FullBatchLangevin, {"time_step": 1e-3}),
     "hybrid_monte_carlo": (HybridMonteCarlo, {"num_leapfrog_steps": 10, "time_step": 1e-4}),

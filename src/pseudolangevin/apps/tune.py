@@ -123,6 +123,7 @@ def tune(
     temperature_ratios: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
     variants: Sequence[Mapping[str, Any]] | None = None,
     observe_examples: int | None = None,
+    chunk_size: int | None = None,
     key: int = 0,
     report: Callable[[str], None] | None = None,
 ) -> Tuned:
@@ -143,6 +144,7 @@ def tune(
         variants: changes of other settings to try on the best candidate, such as ``[{"momentum_retention": 0.9995}]``;
             default: `reset_probability` = 0, where the sampler has another one.
         observe_examples: number of examples for loss and error; default: all. Fewer allow more records.
+        chunk_size: examples held at once when visiting all of them.
         key: seed.
         report: called with a line of text for every finding, for example `print`.
 
@@ -168,7 +170,7 @@ def tune(
         for ratio in ratios:  # raise for bad settings before anything runs
             replace(sampler, temperature_ratio=ratio, **change)
     names = tuple(dict.fromkeys(["batch_size", "temperature_ratio", *(name for v in variants for name in v)]))
-    options = (observe_examples, key, names, report, time.perf_counter())
+    options = (observe_examples, chunk_size, key, names, report, time.perf_counter())
     search = _Search(weights, temperature, bias_budget, seconds, *options)
     search.run(sampler, sizes, ratios, variants)
     best, reference = _best(search.tried), f"sampling at a temperature ratio of {ratios[0]:g}"
@@ -185,6 +187,7 @@ class _Search:
     budget: float
     seconds: float
     observe_examples: int | None
+    chunk_size: int | None
     key: int
     names: tuple[str, ...]
     """Settings in which candidates differ."""
@@ -237,13 +240,15 @@ class _Search:
             run = Run(candidate, temperatures=[self.temperature])
             # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
             states = run.start(self.weights, self.key) if states is None else states
-            for index, num_steps in enumerate((50, 50, 200, 600)):  # the first time compiles
+            times: list[float] = []
+            for num_steps in (50, 50, 200, 600):
                 began, copied = time.perf_counter(), jax.tree.map(jnp.copy, states)
                 (record,) = run.records(copied, stop=num_steps, every=MAX_STEPS, progress=False)
                 jax.block_until_ready(record.states)
-                self.step_seconds[size] = (time.perf_counter() - began) / num_steps
-                if index > 0 and self.step_seconds[size] * num_steps > 0.1:
+                times.append((time.perf_counter() - began) / num_steps)
+                if len(times) > 1 and times[-1] * num_steps > 0.1:
                     break
+            self.step_seconds[size] = min(times)  # the first time compiles, and a refresh does
             if speeds and size / self.step_seconds[size] < 1.05 * speeds[-1]:
                 break  # larger batches no longer pay
             speeds.append(size / self.step_seconds[size])
@@ -272,13 +277,13 @@ class _Search:
         """Run a candidate from the common start until this share of the time is used, at least for 6 % of the time."""
         began, seconds = time.perf_counter(), max(0.06 * self.seconds, self.left(share) - self.overhead(sampler))
         run = Run(_shared(sampler), temperatures=[self.temperature], observe_examples=self.observe_examples)
-        states = run.start(self.weights, self.key)
+        states, observing = run.start(self.weights, self.key), {"observe": True, "chunk_size": self.chunk_size}
         every = max(50, round(1 / (1 - getattr(sampler, "momentum_retention", 0.0) ** 2)))  # the memory of the momenta
         # The first refresh compiles; steps before it are discarded, unless that takes too long. Observables take up to
         # half of the time of the steps.
         discard = int(np.min(getattr(states, "next_refresh", 0)))
         discard = min(discard, int(seconds / self.step_seconds[sampler.batch_size]))
-        found = measure_diffusion(run, states, every=every, seconds=seconds / 1.5, discard_steps=discard, observe=True)
+        found = measure_diffusion(run, states, every=every, seconds=seconds / 1.5, discard_steps=discard, **observing)
         self.overheads[sampler.batch_size] = max(0.0, time.perf_counter() - began - 1.5 * found.seconds)
         return found
 
