@@ -156,7 +156,8 @@ def time_sampler(
     weights, began = problem.network.init(jax.random.key(0)), time.perf_counter()
     block = sampler.steps_per_block if jax.default_backend() != "cpu" else 1
     program = _segment.lower(sampler, run.abstract_states(weights), 1, block).compile()
-    compile_seconds, memory = time.perf_counter() - began, program.memory_analysis()
+    compile_seconds = time.perf_counter() - began
+    memory: Any = program.memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     states, steps, times = run.start(weights, 0), block, list[float]()
     began = time.perf_counter()

@@ -158,7 +158,7 @@ def tune(
     if not {"batch_size", "temperature_ratio"} <= {f.name for f in fields(sampler)}:
         raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose pseudo_langevin")
     if getattr(sampler, "max_temperature_ratio", None) is not None:
-        sampler = replace(sampler, max_temperature_ratio=None)  # the limit follows the ratio
+        sampler = _changed(sampler, max_temperature_ratio=None)  # the limit follows the ratio
     if batch_sizes is None:
         batch_sizes = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
     if variants is None:
@@ -168,7 +168,7 @@ def tune(
     sizes, ratios = sorted(set(batch_sizes)), sorted(set(temperature_ratios))
     for change in [*({"batch_size": size} for size in sizes), *variants]:
         for ratio in ratios:  # raise for bad settings before anything runs
-            replace(sampler, temperature_ratio=ratio, **change)
+            _changed(sampler, temperature_ratio=ratio, **change)
     names = tuple(dict.fromkeys(["batch_size", "temperature_ratio", *(name for v in variants for name in v)]))
     options = (observe_examples, chunk_size, key, names, report, time.perf_counter())
     search = _Search(weights, temperature, bias_budget, seconds, *options)
@@ -208,10 +208,10 @@ class _Search:
     def run(self, base: Sampler, sizes: list[int], ratios: list[float], variants: Sequence[Mapping[str, Any]]) -> None:
         """Time batch sizes until 20 % of the time, equilibrate until 55 %, climb in the temperature ratio."""
         sizes = self.time_batch_sizes(base, sizes, ratios[0])
-        base, middle = replace(base, batch_size=sizes[-1]), len(ratios) // 2
+        base, middle = _changed(base, batch_size=sizes[-1]), len(ratios) // 2
         # A larger ratio equilibrates the start sooner; the smallest one then relaxes it, and is the first candidate.
         for ratio, share in [(ratios[middle], 0.35), (ratios[0], 0.55)]:
-            candidate = replace(base, temperature_ratio=ratio)
+            candidate = _changed(base, temperature_ratio=ratio)
             measured = self.measure(candidate, share)
             if not measured.stopped:
                 self.weights = candidate.position(jax.tree.map(lambda leaf: leaf[0], measured.states))
@@ -226,7 +226,7 @@ class _Search:
         for change in [*smaller, *variants] if failed else [*variants, *smaller]:
             best = _best(self.tried)
             start = ratios.index(best.settings["temperature_ratio"]) + (failed and change in smaller)
-            self.climb(replace(best.sampler, **change), ratios, min(start, len(ratios) - 1))
+            self.climb(_changed(best.sampler, **change), ratios, min(start, len(ratios) - 1))
             if change in smaller and _best(self.tried) is best:
                 break  # smaller batches are not faster
         if all(tried.note for tried in self.tried):
@@ -236,7 +236,7 @@ class _Search:
         """Return the batch sizes up to the one with the most examples per second, in ascending order."""
         states, speeds = None, list[float]()
         for size in sizes:
-            candidate = _shared(replace(base, batch_size=size, temperature_ratio=ratio))
+            candidate = _shared(_changed(base, batch_size=size, temperature_ratio=ratio))
             run = Run(candidate, temperatures=[self.temperature])
             # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
             states = run.start(self.weights, self.key) if states is None else states
@@ -262,7 +262,7 @@ class _Search:
         """Raise the temperature ratio while the bias is within the budget, lower it while it is not."""
         direction = 0
         while 0 <= index < len(ratios):
-            sampler = replace(base, temperature_ratio=ratios[index])
+            sampler = _changed(base, temperature_ratio=ratios[index])
             tried = next((t for t in self.tried if t.sampler.settings == sampler.settings), None)
             if tried is None:
                 if self.left() < self.overhead(sampler) + 0.03 * self.seconds:
@@ -277,13 +277,14 @@ class _Search:
         """Run a candidate from the common start until this share of the time is used, at least for 6 % of the time."""
         began, seconds = time.perf_counter(), max(0.06 * self.seconds, self.left(share) - self.overhead(sampler))
         run = Run(_shared(sampler), temperatures=[self.temperature], observe_examples=self.observe_examples)
-        states, observing = run.start(self.weights, self.key), {"observe": True, "chunk_size": self.chunk_size}
+        states = run.start(self.weights, self.key)
+        options: dict[str, Any] = {"observe": True, "chunk_size": self.chunk_size}
         every = max(50, round(1 / (1 - getattr(sampler, "momentum_retention", 0.0) ** 2)))  # the memory of the momenta
         # The first refresh compiles; steps before it are discarded, unless that takes too long. Observables take up to
         # half of the time of the steps.
         discard = int(np.min(getattr(states, "next_refresh", 0)))
         discard = min(discard, int(seconds / self.step_seconds[sampler.batch_size]))
-        found = measure_diffusion(run, states, every=every, seconds=seconds / 1.5, discard_steps=discard, **observing)
+        found = measure_diffusion(run, states, every=every, seconds=seconds / 1.5, discard_steps=discard, **options)
         self.overheads[sampler.batch_size] = max(0.0, time.perf_counter() - began - 1.5 * found.seconds)
         return found
 
@@ -341,7 +342,11 @@ def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
     return found
 
 
+def _changed(sampler: Sampler, **settings: Any) -> Sampler:
+    return replace(sampler, **settings)
+
+
 def _shared(sampler: Sampler) -> Sampler:
     """Return the sampler with its ratio and reset probability as arrays, so that candidates share compiled programs."""
     names = {"temperature_ratio", "reset_probability"} & sampler.settings.keys()
-    return replace(sampler, **{name: jnp.array(getattr(sampler, name)) for name in names})
+    return _changed(sampler, **{name: jnp.array(getattr(sampler, name)) for name in names})
