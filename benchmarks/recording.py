@@ -1,9 +1,9 @@
 """Share of a run's time that recording takes: `pseudolangevin sample` against the same steps without records.
 
-    python benchmarks/recording.py benchmarks/results/recording.json [--set num_steps=60000 …]
+    python benchmarks/recording.py benchmarks/results/recording.json [--set num_steps=60000 …] [--records 10]
 
-Both are timed for a short and a long run, and the difference is taken, so that compilation and the making of the folder
-cancel. What remains is the cost of observables, files and checkpoints, per step.
+The time between records of a run folder includes observables, files and checkpoints. The first interval compiles, and
+is left out.
 """
 
 import argparse
@@ -11,52 +11,54 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 
 from pseudolangevin.apps.bench import machine
-from pseudolangevin.runs import build, config, session
+from pseudolangevin.runs import build, config, session, store
 from pseudolangevin.samplers.base import MAX_STEPS
 
 
-def seconds_recorded(settings: config.Settings, num_steps: int) -> float:
-    """Return the time of a run in a folder."""
+def recorded(settings: config.Settings) -> np.ndarray:
+    """Return the seconds between the records of a run in a folder."""
     with tempfile.TemporaryDirectory() as parent:
-        began = time.perf_counter()
-        session.start(settings.model_copy(update={"num_steps": num_steps}), Path(parent) / "run", progress=False)
-        return time.perf_counter() - began
+        session.start(settings, Path(parent) / "run", progress=False)
+        trace: Any = store.read_trace(Path(parent) / "run")
+        return np.diff(trace["seconds"].values)
 
 
-def seconds_bare(settings: config.Settings, num_steps: int) -> float:
-    """Return the time of the same steps without records."""
+def bare(settings: config.Settings) -> np.ndarray:
+    """Return the seconds of the same intervals without records."""
     experiment = build.build(settings)
-    began = time.perf_counter()
-    states = experiment.run.start(experiment.starting_weights(), settings.seed)
-    for record in experiment.run.records(states, stop=num_steps, every=MAX_STEPS, progress=False):
+    states, every = experiment.run.start(experiment.starting_weights(), settings.seed), settings.record_every
+    times = []
+    for record in experiment.run.records(
+        states, stop=settings.num_steps, every=MAX_STEPS, pause_every=every, progress=False
+    ):
         jax.block_until_ready(record.states)
-    return time.perf_counter() - began
+        times.append(time.perf_counter())
+    return np.diff(times)
 
 
 def main() -> None:
-    """Time both, in turns."""
+    """Time both, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--records", type=int, default=10, help="number of records of the long run")
+    parser.add_argument("--records", type=int, default=10, help="number of records")
     options = parser.parse_args()
     settings = config.parse('start.kind = "random"', options.overrides)
-    short, long = 2 * settings.record_every, (2 + options.records) * settings.record_every
-    steps = long - short
-    recorded, bare = (
-        (-function(settings, short) + function(settings, long)) / steps for function in (seconds_recorded, seconds_bare)
-    )
+    settings = settings.model_copy(update={"num_steps": options.records * settings.record_every})
+    with_records, without = float(recorded(settings).mean()), float(bare(settings).mean())
     content = {
         "machine": machine(),
         "record_every": settings.record_every,
         "num_records": options.records,
-        "seconds_per_step": bare,
-        "seconds_per_step_with_records": recorded,
-        "share": recorded / bare - 1,
+        "seconds_per_step": without / settings.record_every,
+        "seconds_per_record": with_records - without,
+        "share": with_records / without - 1,
     }
     print(json.dumps(content, indent=1))
     options.out.write_text(json.dumps(content, indent=1) + "\n")
