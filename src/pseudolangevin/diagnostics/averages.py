@@ -22,7 +22,7 @@ from .._checks import check_interval
 from ..samplers.base import HEALTHY
 
 Floats = NDArray[np.float64]
-Draws = TypeVar("Draws", xr.Dataset, xr.DataArray, Floats)
+Draws = TypeVar("Draws", xr.Dataset, Floats)
 
 DEFAULT_DISCARD = 0.5
 """Share of the records at the start of a run that averages leave out, while the chains equilibrate."""
@@ -32,10 +32,8 @@ class Average(NamedTuple):
     """Mean with its standard error and effective sample size."""
 
     mean: float
-    standard_error: float
-    """Standard error, corrected for autocorrelation; NaN for fewer than four draws and for a constant."""
-    effective_samples: float
-    """Number of independent draws with the same standard error, at most the number of draws; NaN as above."""
+    standard_error: float  # corrected for autocorrelation; NaN for fewer than four draws and for a constant
+    effective_samples: float  # independent draws with the same standard error, at most the number of draws; or NaN
 
     def __str__(self) -> str:
         """Return the mean and its standard error as text."""
@@ -67,16 +65,11 @@ def average(values: ArrayLike, *, burn_in: float = 0.0) -> Average:
 def effective_samples(values: ArrayLike, *, bulk: bool = False) -> float:
     """Return the effective sample size of values (draw,) or (chain, draw), at most the number of draws.
 
-    The result is NaN for fewer than four draws, and for a constant: a chain that does not move shows nothing of its
-    fluctuations.
-
-    Args:
-        values: draws of one observable.
-        bulk: compute ArviZ's bulk effective sample size, of split and rank-normalised chains, instead of the one that
-            belongs to the mean.
+    By default it belongs to the mean; `bulk` is ArviZ's, of split and rank-normalised chains. It is NaN for fewer than
+    four draws, and for a constant: a chain that does not move shows nothing of its fluctuations.
     """
     chains = as_chains(values)
-    if chains.shape[1] < 4 or not np.isfinite(chains).all() or np.ptp(chains) == 0:
+    if chains.size == 0 or chains.shape[1] < 4 or not np.isfinite(chains).all() or np.ptp(chains) == 0:
         return math.nan
     found = float(np.asarray(_arviz().ess(chains, method="bulk" if bulk else "identity")))
     return min(found, float(chains.size))
@@ -99,17 +92,11 @@ def as_chains(values: ArrayLike) -> Floats:
 
 
 def kept(draws: Draws, discard: float = DEFAULT_DISCARD) -> Draws:
-    """Return the draws that averages are taken over: all but the first share `discard`, at least the last one.
-
-    Args:
-        draws: a trace, one of its variables, or an array whose last axis is the draws.
-        discard: share of the draws to leave out.
-    """
+    """Return a trace, or an array along its last axis, without the first share `discard`; the last draw is kept."""
     check_interval("discard", discard, 0, 1, "it is the share of the records to leave out")
-    is_array = isinstance(draws, np.ndarray)
-    num_draws = draws.shape[-1] if is_array else draws.sizes.get("draw", 0)
-    first = min(math.floor(discard * num_draws), max(num_draws - 1, 0))
-    return draws[..., first:] if is_array else draws.isel(draw=slice(first, None), missing_dims="ignore")
+    num_draws = draws.sizes.get("draw", 0) if isinstance(draws, xr.Dataset) else draws.shape[-1]
+    retained = slice(min(math.floor(discard * num_draws), max(num_draws - 1, 0)), None)
+    return draws.isel(draw=retained, missing_dims="ignore") if isinstance(draws, xr.Dataset) else draws[..., retained]
 
 
 def healthy_chains(trace: xr.Dataset) -> NDArray[np.bool_]:
@@ -120,53 +107,37 @@ def healthy_chains(trace: xr.Dataset) -> NDArray[np.bool_]:
 
 
 def chains_at(values: xr.DataArray, trace: xr.Dataset, temperature: int) -> Floats:
-    """Return the draws (chain, draw) of the chains at one temperature that did not fail and are finite throughout.
-
-    Args:
-        values: a variable of the trace, or computed from one, with dimensions temperature, chain and draw.
-        trace: the trace, for the status of the chains.
-        temperature: index of the temperature.
-    """
+    """Return the draws (chain, draw) of healthy and finite chains at one temperature, given by its index."""
     array = np.asarray(values.isel(temperature=temperature).transpose("chain", "draw").values, np.float64)
     return array[healthy_chains(trace)[temperature] & np.isfinite(array).all(axis=1)]
 
 
 def average_by_temperature(values: xr.DataArray, trace: xr.Dataset) -> list[Average]:
-    """Return one average for each temperature, over the chains that did not fail and are finite throughout."""
+    """Return one average for each temperature, over the chains that are healthy and finite."""
     return [average(chains_at(values, trace, index)) for index in range(values.sizes["temperature"])]
 
 
 class Drift(NamedTuple):
     """Change of a series from its first to its last third."""
 
-    change: float
-    """Mean of the last third minus mean of the first third."""
-    standard_error: float
-    """Standard error of `change`, corrected for the autocorrelation of the detrended series; NaN below 12 draws."""
-    slope: float
-    """Least-squares slope times the number of draws."""
-    fluctuation: float
-    """Standard deviation about the straight line."""
-    effective_samples: float
-    """Independent draws in the detrended series."""
+    change: float  # mean of the last third minus mean of the first third
+    standard_error: float  # of `change`, corrected for the autocorrelation of the detrended series; NaN below 12 draws
+    fluctuation: float  # standard deviation about the straight line
+    effective_samples: float  # independent draws in the detrended series
 
 
 def drift(series: ArrayLike) -> Drift:
     """Compare the first and the last third of one chain's draws (after Geweke).
 
-    A drift would hide itself if errors were taken from the series as it is, where it looks like one long correlation.
-    The noise is therefore measured after a straight line is removed. This costs a stationary series two degrees of
-    freedom, and leaves the fast fluctuations of a relaxing one, from which the drift stands out.
-
-    Args:
-        series: the draws (draw,), burn-in already discarded.
+    In the series as it is, a drift looks like one long correlation and would hide itself. The noise is therefore
+    measured after a straight line is removed, which leaves the fast fluctuations, from which a drift stands out.
     """
     values = np.asarray(series, np.float64)
     if values.ndim != 1:
         raise ValueError(f"series has shape {values.shape}; pass the draws of one chain")
     num = len(values)
     if num < 12 or not np.isfinite(values).all():
-        return Drift(math.nan, math.nan, math.nan, math.nan, math.nan)
+        return Drift(math.nan, math.nan, math.nan, math.nan)
     time = np.arange(num) - (num - 1) / 2
     slope = float(time @ values / (time @ time))
     residual = values - values.mean() - slope * time
@@ -175,7 +146,7 @@ def drift(series: ArrayLike) -> Drift:
     third = num // 3
     change = float(values[-third:].mean() - values[:third].mean())
     standard_error = fluctuation * math.sqrt(2 * num / (third * effective))
-    return Drift(change, standard_error, slope * num, fluctuation, effective)
+    return Drift(change, standard_error, fluctuation, effective)
 
 
 def plus_minus(value: float, error: float = math.nan, *, percent: bool = False) -> str:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from io import StringIO
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -25,9 +23,9 @@ from ..chains import Result
 from ..samplers.base import Status
 from . import noise as minibatch
 from . import verdicts
-from .averages import Floats, average, chains_at, drift, effective_samples, healthy_chains, kept, plus_minus, rhat
+from .averages import Floats, average, chains_at, drift, effective_samples, healthy_chains, kept, rhat
 from .ensemble import two_temperature_check
-from .verdicts import Line, Measurement, Rule, RunLength, Verdict, consistent, enough, judge, within_tolerance
+from .verdicts import Certificate, Measurement, Rule, RunLength, consistent, enough, judge, within_tolerance
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,15 @@ class Evidence:
 
     @cached_property
     def retained(self) -> xr.Dataset:
-        """Draws after burn-in and warm-up; without the variables that need the full training set if it was not used."""
+        """Draws after burn-in and warm-up, without variables that no line may use."""
         trace = kept(self.result.trace, self.burn_in)
         # While the time step is adapted a Metropolis chain has no stationary distribution.
         trace = trace.isel(draw=np.asarray(trace["step"].values) > self.warmup)
-        needing_all = ["virial_temperature", "layer_virial_temperature"]
-        return trace if self.observes_everything else trace.drop_vars(needing_all, errors="ignore")
+        unused = [] if self.observes_everything else ["virial_temperature", "layer_virial_temperature"]
+        subtracted = getattr(self.result.sampler, "subtracted", None)
+        if subtracted is not None and subtracted(self.result.states) is None:  # 𝒱 does not enter the noise
+            unused += ["temperature_ratio", "stale_excess_temperature"]
+        return trace.drop_vars(unused, errors="ignore")
 
     @property
     def warmup(self) -> int:
@@ -73,7 +74,7 @@ class Evidence:
     def length(self) -> RunLength:
         """Length of the run."""
         trace = self.result.trace
-        every = trace.attrs.get("record_every") or trace["step"].values[0]
+        every = trace.attrs.get("record_every", trace["step"].values[0])
         return RunLength(trace.sizes["draw"], int(every), self.noise_draws)
 
 
@@ -82,10 +83,8 @@ class Subject:
     """One chain, or all healthy chains at a temperature."""
 
     run: Evidence
-    position: int
-    """Index of the temperature."""
-    chain: int | None
-    """Index of the chain; None for all chains."""
+    position: int  # index of the temperature
+    chain: int | None  # index of the chain; None for all chains
 
     @property
     def temperature(self) -> float | None:
@@ -99,9 +98,9 @@ class Subject:
         return bool(np.any(self.run.healthy[self.position, slice(None) if self.chain is None else self.chain]))
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of the sampler."""
-        return self.run.result.sampler.settings
+    def momentum_retention(self) -> float:
+        """Setting c1 of the sampler."""
+        return float(self.run.result.sampler.settings["momentum_retention"])
 
     def values(self, name: str) -> Floats:
         """Return the retained draws of a variable: (draw, …) of one chain, or (chain, draw) of all healthy chains."""
@@ -121,8 +120,8 @@ class Subject:
     @cached_property
     def collective(self) -> minibatch.CollectiveNoise:
         """Collective directions of `noise`."""
-        draws, retention = self.noise, self.settings["momentum_retention"]
-        return minibatch.collective_noise(draws.noise, draws.ratios, retention, num_components=draws.num_noisy)
+        noise, ratios, _, num_noisy, *_ = self.noise
+        return minibatch.collective_noise(noise, ratios, self.momentum_retention, num_components=num_noisy)
 
 
 Measured: TypeAlias = Iterator[Measurement | str]
@@ -162,20 +161,19 @@ def _virial_temperature(chain: Subject, variable: str) -> Measured:
 
 def _temperature_ratio(chain: Subject, variable: str) -> Measured:
     """Current ratios against the largest allowed one; ratios found by refreshes against 1/(1 + c1²)."""
-    limit = 1 / (1 + chain.settings["momentum_retention"] ** 2)
-    allowed = min(chain.settings.get("max_temperature_ratio") or math.inf, limit)
+    limit = 1 / (1 + chain.momentum_retention**2)
+    allowed = min(getattr(chain.run.result.sampler, "ratio_limit", math.inf), limit)
     quantiles = chain.values(variable)
     low, middle, high = np.median(quantiles, axis=0)[[0, quantiles.shape[1] // 2, -1]]
-    remedy = f"masses are too small for the noise: ratios may not exceed {allowed:.3g}; raise the masses or batch_size"
-    ratio = partial(Measurement, standard_error=0.0, side="above", remedy=remedy)
-    current = partial(ratio, expected=allowed, tolerance=1e-3 * allowed)
     comment = f"5 % of the ratios are below {low:.2g}, half below {middle:.2g}, 95 % below {high:.2g}"
-    yield current(float(quantiles[:, -1].max()), name="95 %", comment=comment)
-    yield current(float(chain.values("max_temperature_ratio").max()), name="largest")
+    remedy = f"masses are too small for the noise: ratios may not exceed {allowed:.3g}; raise the masses or batch_size"
+    current = partial(Measurement, standard_error=0.0, expected=allowed, tolerance=1e-3 * allowed, side="above")
+    yield current(float(quantiles[:, -1].max()), name="95 %", comment=comment, remedy=remedy)
+    yield current(float(chain.values("max_temperature_ratio").max()), name="largest", remedy=remedy)
     # One unit that becomes active between refreshes causes a high peak; what counts is the excess temperature.
     peak = float(chain.values("peak_temperature_ratio").max())
     remedy = f"between refreshes a ratio exceeded 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
-    yield ratio(peak, expected=limit, tolerance=1e-3 * limit, name="peak", remedy=remedy, required=False)
+    yield Measurement(peak, 0.0, limit, 1e-3 * limit, "above", name="peak", remedy=remedy, required=False)
 
 
 def _clipped_noise(chain: Subject, variable: str) -> Measured:
@@ -195,14 +193,13 @@ def _stale_variance(chain: Subject, variable: str) -> Measured:
         return
     excess = excess[changed[0] + 1 :]  # what was found before belongs to discarded draws
     remedy = "between refreshes the noise grew beyond the current variance; lower refresh_every or temperature_ratio"
-    number = partial(Measurement, standard_error=0.0, expected=0.0, side="above", remedy=remedy)
     sizes = np.array([trees.num_weights(layer) for layer in trees.layers(chain.run.result.weights).values()])
-    yield number(float((excess @ sizes).max() / sizes.sum()), tolerance=chain.run.tolerance)
+    everywhere, worst = float((excess @ sizes).max() / sizes.sum()), int(excess.max(axis=0).argmax())
+    yield Measurement(everywhere, 0.0, 0.0, chain.run.tolerance, "above", remedy=remedy)
     if len(sizes) > 1:
-        worst = int(excess.max(axis=0).argmax())
-        comment = f"layer {chain.run.retained['layer'].values[worst]}"
-        tolerance = chain.run.layer_tolerance
-        yield number(float(excess[:, worst].max()), tolerance=tolerance, name="worst layer", comment=comment)
+        number = partial(Measurement, remedy=remedy, comment=f"layer {chain.run.retained['layer'].values[worst]}")
+        highest = float(excess[:, worst].max())
+        yield number(highest, 0.0, 0.0, chain.run.layer_tolerance, "above", name="worst layer")
 
 
 def _stationarity(chain: Subject, variable: str) -> Measured:
@@ -213,26 +210,21 @@ def _stationarity(chain: Subject, variable: str) -> Measured:
     of the regulariser (the smallest, where groups differ), the variance of |w|² is at most 4·⟨|w|²⟩·T/k where the loss
     is convex (Brascamp and Lieb), twice that of N weights without a loss. Both are multiplied by 4, for other losses.
     """
-    values, num_weights, known_error = chain.values(variable), chain.run.result.num_weights, None
+    values, num_weights, known_error = chain.values(variable), chain.run.result.num_weights, math.inf
     unit = abs(float(values.mean()))
     if chain.temperature is not None and variable == "potential":
         unit, known_error = 0.5 * num_weights * chain.temperature, math.sqrt(2 * 4 * 2 / num_weights)
     elif chain.temperature is not None:
         energy = chain.run.result.sampler.potential.smallest_stiffness(num_weights) * unit
-        known_error = math.sqrt(2 * 4 * 4 * chain.temperature / energy) if energy > 0 else None
-    moved = drift(values / unit if unit > 0 else values)
-    yield Measurement(
-        moved.change,
-        moved.standard_error,
-        0.0,
-        # In a small system thermal fluctuations exceed the tolerance; a drift within them is acceptable.
-        float(np.fmax(chain.run.tolerance, moved.fluctuation)),
-        effective_samples=moved.effective_samples,
-        num_draws=len(values),
-        known_error=known_error,
-        settles=True,
-        remedy="the chain still drifts: run it longer, or discard more with burn_in",
+        known_error = math.sqrt(2 * 4 * 4 * chain.temperature / energy) if energy > 0 else math.inf
+    change, error, fluctuation, samples = drift(values / unit if unit > 0 else values)
+    # In a small system thermal fluctuations exceed the tolerance; a drift within them is acceptable.
+    tolerance = float(np.fmax(chain.run.tolerance, fluctuation))
+    remedy = "the chain still drifts: run it longer, or discard more with burn_in"
+    number = partial(
+        Measurement, effective_samples=samples, num_draws=len(values), known_error=known_error, remedy=remedy
     )
+    yield number(change, error, 0.0, tolerance, settles=True)
 
 
 def _acceptance(chain: Subject, variable: str) -> Measured:
@@ -246,19 +238,19 @@ def _acceptance(chain: Subject, variable: str) -> Measured:
 
 def _misplaced_energy(chain: Subject, variable: str) -> Measured:
     """Energy in the wrong components: over all of them, and in the layer where it is largest."""
-    draws = chain.noise
-    present = np.unique(draws.layers)
-    everywhere, *layers = (
-        minibatch.misplaced_energy(draws.noise[:, chosen], draws.ratios[chosen], chain.settings["momentum_retention"])
-        for chosen in [np.ones(len(draws.layers), bool), *(draws.layers == layer for layer in present)]
-    )
+    draws, found = chain.noise, {}
+    for layer in np.unique(draws.layers):
+        chosen = draws.layers == layer
+        share = minibatch.misplaced_energy(draws.noise[:, chosen], draws.ratios[chosen], chain.momentum_retention)
+        found[draws.layer_names[layer]] = share
+    everywhere = minibatch.misplaced_energy(draws.noise, draws.ratios, chain.momentum_retention)
     remedy = "the subtracted variance is wrong in some components; lower refresh_every, or variance_tolerance"
-    number = partial(Measurement, expected=0.0, side="above", effective_samples=min(20, len(draws.noise)))
-    yield number(*everywhere, tolerance=chain.run.tolerance, remedy=remedy)
-    if len(present) > 1:
-        worst = max(range(len(layers)), key=lambda index: layers[index][0])
-        number = partial(number, name="worst layer", comment=f"layer {draws.layer_names[present[worst]]}")
-        yield number(*layers[worst], tolerance=chain.run.layer_tolerance, remedy=remedy)
+    number = partial(Measurement, effective_samples=min(20, len(draws.noise)), remedy=remedy)
+    yield number(*everywhere, 0.0, chain.run.tolerance, "above")
+    if len(found) > 1:
+        worst = max(found, key=lambda name: found[name][0])
+        number = partial(number, name="worst layer", comment=f"layer {worst}")
+        yield number(*found[worst], 0.0, chain.run.layer_tolerance, "above")
 
 
 def _ks_shape(chain: Subject, variable: str) -> Measured:
@@ -278,8 +270,8 @@ def _ks_fraction(chain: Subject, test: Callable[[Floats], float], remedy: str) -
     Components share their mini-batches, so as many tests count as there are independent components. The variance is
     that of the expected fraction, or of the measured one if that is larger.
     """
-    draws, num_silent = chain.noise.noise, chain.noise.num_silent
-    sets = np.array_split(draws, max(1, len(draws) // 250))
+    noise, num_silent = chain.noise.noise, chain.noise.num_silent
+    sets = np.array_split(noise, max(1, len(noise) // 250))
     fraction = float(np.mean([test(part) for part in sets]))
     variance = max(0.95 * 0.05, fraction * (1 - fraction))
     error = math.sqrt(variance / (len(sets) * chain.collective.independent_components))
@@ -289,12 +281,12 @@ def _ks_fraction(chain: Subject, test: Callable[[Floats], float], remedy: str) -
 
 def _noise_excess(chain: Subject, variable: str) -> Measured:
     squares = chain.noise.noise**2
-    excess = (1 + chain.settings["momentum_retention"] ** 2) * np.mean(chain.noise.ratios * (squares - 1), axis=1)
-    error = float(excess.std(ddof=1)) / math.sqrt(len(excess))
+    excess = (1 + chain.momentum_retention**2) * np.mean(chain.noise.ratios * (squares - 1), axis=1)
+    mean, error = float(excess.mean()), float(excess.std(ddof=1)) / math.sqrt(len(excess))
     remedy = "the subtracted variance differs from that of the noise; lower refresh_every or temperature_ratio"
     comment = f"variance of the noise over the current one: {squares.mean():.3f}"
     number = partial(Measurement, effective_samples=len(excess), remedy=remedy, comment=comment)
-    yield number(float(excess.mean()), error, 0.0, chain.run.tolerance)
+    yield number(mean, error, 0.0, chain.run.tolerance)
 
 
 def _collective_share(chain: Subject, variable: str) -> Measured:
@@ -302,16 +294,15 @@ def _collective_share(chain: Subject, variable: str) -> Measured:
     hottest = float(chain.noise.ratios.mean()) * (float(eigenvalues[0]) if len(eigenvalues) else 1.0)
     seen = f"{len(eigenvalues)} directions seen, with temperature ratios up to {hottest:.2g}"
     remedy = "correlated mini-batch noise heats collective directions; lower temperature_ratio"
-    number = partial(Measurement, remedy=remedy, comment=f"at most {bound:.2%} of the energy; {seen}")
-    yield number(share, error, 0.0, chain.run.tolerance, "above", upper=bound)
+    number = partial(Measurement, upper=bound, remedy=remedy, comment=f"at most {bound:.2%} of the energy; {seen}")
+    yield number(share, error, 0.0, chain.run.tolerance, "above")
 
 
 def _observed_examples(group: Subject, variable: str) -> Measured:
     if group.temperature is not None and not group.run.observes_everything:
-        observed = float(group.run.result.trace.attrs["observed_examples"])
+        observed, num = group.run.result.trace.attrs["observed_examples"], group.run.result.sampler.dataset.num_examples
         comment = "no virial temperature and no ensemble check: record without observe_examples"
-        num_examples = float(group.run.result.sampler.dataset.num_examples)
-        yield Measurement(observed, 0.0, num_examples, 0.0, "below", comment=comment, longer=0.0)
+        yield Measurement(float(observed), 0.0, float(num), 0.0, "below", comment=comment, longer=0.0)
 
 
 def _retained_draws(group: Subject, variable: str) -> Measured:
@@ -333,22 +324,21 @@ def _rhat(group: Subject, variable: str) -> Measured:
 
     A large R-hat from few samples may be chance: R-hat² − 1 is about χ²/(effective samples) for chains that agree.
     """
-    chains = group.values(variable)
+    from scipy import stats  # noqa: PLC0415
+
+    chains, p_value = group.values(variable), 1.0
     if len(chains) < 2:
         yield "R-hat needs at least two chains"
         return
-    value, averages = rhat(chains), np.array([average(chain) for chain in chains])
-    means, errors, samples = averages[:, 0], averages[:, 1], float(averages[:, 2].min())
-    p_value = 1.0
+    means, errors, effective = np.array([average(chain) for chain in chains]).T
+    samples, freedom = float(effective.min()), len(chains) - 1
     if samples >= verdicts.MIN_EFFECTIVE_SAMPLES:
-        from scipy import stats  # noqa: PLC0415
-
         # Errors from few samples are uncertain; Hotelling's bound on their ratio is an F distribution.
-        statistic = float(np.sum(((means - chains.mean()) / errors) ** 2)) / (len(chains) - 1)
-        p_value = float(stats.f.sf(statistic, len(chains) - 1, samples / verdicts.SAMPLES_PER_FREEDOM - 1))
+        statistic = float(np.sum(((means - chains.mean()) / errors) ** 2)) / freedom
+        p_value = float(stats.f.sf(statistic, freedom, samples / verdicts.SAMPLES_PER_FREEDOM - 1))
     remedy = "chains disagree: each explores a region of its own; run longer"
-    number = partial(Measurement, effective_samples=samples, num_draws=chains.shape[1], remedy=remedy)
-    yield number(value, 0.0, 1.0, group.run.rhat_tolerance, "above", p_value=p_value)
+    number = partial(Measurement, effective_samples=samples, num_draws=chains.shape[1], p_value=p_value, remedy=remedy)
+    yield number(rhat(chains), 0.0, 1.0, group.run.rhat_tolerance, "above")
 
 
 def _ensemble(group: Subject, variable: str) -> Measured:
@@ -368,44 +358,25 @@ def _ensemble(group: Subject, variable: str) -> Measured:
     comment = f"{check.num_samples[0]:.0f} and {check.num_samples[1]:.0f} independent samples"
     longer = 2 * verdicts.MIN_EFFECTIVE_SAMPLES / max(1.0, min(check.num_samples))
     if not check.overlap:
-        longer, comment = (
-            0.0,
-            (
-                f"no overlap: mean energies are {check.separation:.0f} standard deviations apart; add a temperature "
-                f"between, next to {first:g}: {check.suggested_temperature:.4g}"
-            ),
-        )
+        longer, apart = 0.0, f"no overlap: mean energies are {check.separation:.0f} standard deviations apart"
+        comment = f"{apart}; add a temperature between, next to {first:g}: {check.suggested_temperature:.4g}"
     elif math.isfinite(check.standard_error):
         comment = f"{check.deviation:+.1f} standard errors off; {comment}"
-    yield Measurement(
-        check.ratio,
-        check.standard_error,
-        1.0,
-        run.tolerance,
-        name=f"T = {first:g} and {second:g}",
-        num_draws=energies.shape[1],
-        needed_error=run.ensemble_error,
-        longer=longer,
-        required=check.overlap,
-        comment=comment,
-        remedy="the energies at the two temperatures are not both Boltzmann-distributed",
-    )
+    remedy = "the energies at the two temperatures are not both Boltzmann-distributed"
+    number = partial(Measurement, required=check.overlap, comment=comment, remedy=remedy, longer=longer)
+    number = partial(number, num_draws=energies.shape[1], needed_error=run.ensemble_error)
+    yield number(check.ratio, check.standard_error, 1.0, run.tolerance, name=f"T = {first:g} and {second:g}")
 
 
 class LineKind(NamedTuple):
     """A row of the table of lines."""
 
     name: str
-    question: str
-    """What the line checks."""
-    measure: Callable[[Subject, str], Measured]
-    """Function of the subject and of `needs` that yields measurements, and notes on what could not be examined."""
-    needs: str = ""
-    """Variable of the trace without which the line is left out, as it is for failed chains; empty: always there."""
-    per: Literal["chain", "noise", "temperature"] = "chain"
-    """Subject: each chain, the noise drawn at its final weights, or all chains at a temperature."""
-    rule: Rule = within_tolerance
-    """Rule that turns a measurement into a verdict."""
+    question: str  # what the line checks
+    measure: Callable[[Subject, str], Measured]  # function of the subject and of `needs`
+    needs: str = ""  # variable of the trace without which, as for failed chains, the line is left out
+    per: Literal["chain", "noise", "temperature"] = "chain"  # subject; noise is drawn at a chain's final weights
+    rule: Rule = within_tolerance  # rule that turns a measurement into a verdict
 
 
 LINES = (
@@ -418,9 +389,7 @@ LINES = (
     LineKind("stationarity of U", "Has U stopped drifting?", _stationarity, "potential"),
     LineKind("stationarity of |w|²", "Has |w|² stopped drifting?", _stationarity, "squared_norm"),
     LineKind("acceptance", "Are enough moves accepted?", _acceptance, "acceptance"),
-    LineKind(
-        "noise, misplaced energy", "Is 𝒱 right in every component?", _misplaced_energy, "temperature_ratio", "noise"
-    ),
+    LineKind("noise, misplaced energy", "Is 𝒱 right everywhere?", _misplaced_energy, "temperature_ratio", "noise"),
     LineKind("noise, KS fraction of shape", "Is the noise Gaussian?", _ks_shape, "temperature_ratio", "noise"),
     LineKind("noise, KS fraction", "Is the noise N(0, 𝒱)?", _ks_scaled, "temperature_ratio", "noise"),
     LineKind("noise, excess temperature", "Is 𝒱 right on average?", _noise_excess, "temperature_ratio", "noise"),
@@ -447,116 +416,6 @@ def _measurements(kind: LineKind, subject: Subject) -> Measured:
         yield from kind.measure(subject, kind.needs)
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """Lines of evidence, and the verdict that follows from them."""
-
-    lines: tuple[Line, ...]
-    notes: tuple[str, ...]
-    """What was not examined, and why."""
-    sampler: str
-    num_weights: int
-    burn_in: float
-    noise: tuple[minibatch.NoiseHistogram, ...] = ()
-    """Mini-batch noise that was drawn at the end of every chain."""
-    length: RunLength = field(default_factory=lambda: RunLength(0, 1))
-    """Length of the run."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Failed if any line failed, passed if all passed, undecided otherwise."""
-        return verdicts.overall(self.lines)
-
-    @property
-    def passed(self) -> bool:
-        """Whether the samples can be trusted; False when undecided."""
-        return self.verdict is Verdict.PASSED
-
-    @property
-    def failed_lines(self) -> tuple[Line, ...]:
-        """The lines that count and failed."""
-        return tuple(line for line in self.lines if line.required and line.verdict is Verdict.FAILED)
-
-    @property
-    def summary(self) -> str:
-        """The verdict, and the lines that decide it, in one sentence."""
-        counted = [line for line in self.lines if line.required]
-        parts = [f"certificate {self.verdict}: {sum(line.passed for line in counted)} of {len(counted)} lines passed"]
-        for verdict in (Verdict.FAILED, Verdict.UNDECIDED):
-            if named := [line for line in counted if line.verdict is verdict]:
-                parts.append(f"{verdict}: {_names(named)}")
-        return "; ".join(parts)
-
-    @property
-    def advice(self) -> str:
-        """What would decide an undecided certificate; empty for others."""
-        return self.advice_for(None)
-
-    def advice_for(self, folder: Path | None) -> str:
-        """Return the advice with the command that continues the run in a folder."""
-        if self.verdict is not Verdict.UNDECIDED:
-            return ""
-        lines = [line for line in self.lines if line.required and line.verdict is Verdict.UNDECIDED]
-        parts = []
-        if steps := max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0):
-            total = self.length.num_steps + steps
-            command = f"; `pseudolangevin resume {folder} --steps {total}`" if folder else f", {total:,} in all"
-            parts.append(f"about {steps:,} more steps per chain{command}")
-        if far := [line for line in lines if math.isinf(line.more_steps)]:
-            longer = "even longer" if steps else f"a run more than {verdicts.LARGEST_FACTOR} times as long"
-            parts.append(f"{longer} for {_names(far)}")
-        if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
-            draws += self.length.noise_draws
-            again = f"`pseudolangevin check {folder} --noise-draws {draws}`"
-            parts.append(f"more draws of noise: {again if folder else f'certificate(..., noise_draws={draws})'}")
-        others = [line for line in lines if not (line.more_steps or line.more_draws)]
-        parts += [f"{line.name}: {line.message}" for line in others[:1]]
-        return f"undecided: {'; '.join(parts)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, Verdict):
-                return value.value
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-
-        lines = [{name: plain(value) for name, value in asdict(line).items()} for line in self.lines]
-        names = ("passed", "sampler", "num_weights", "burn_in", "advice")
-        about = {name: getattr(self, name) for name in names}
-        return {"verdict": self.verdict.value, **about, "notes": list(self.notes), "lines": lines}
-
-    def to_text(self, *, width: int = 160, folder: Path | None = None) -> str:
-        """Return the table of lines, the notes, the summary and the advice."""
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-
-        table = Table(box=None, pad_edge=False)
-        for title in ("T", "chain", "line", "value ± error", "expected ± tolerance", "verdict", ""):
-            table.add_column(title, no_wrap=title not in ("line", ""), justify="right" if "±" in title else "left")
-        for line in self.lines:
-            temperature = "" if line.temperature is None else f"{line.temperature:g}"
-            value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
-            where = "all" if line.chain is None else str(line.chain)
-            table.add_row(temperature, where, line.name, value, expected, line.label, line.message)
-        stream = StringIO()
-        Console(file=stream, width=width, color_system=None).print(table)
-        rows = [row.rstrip() for row in stream.getvalue().splitlines()]
-        last = [*(f"note: {note}" for note in self.notes), self.summary, self.advice_for(folder)]
-        return "\n".join([*rows, *filter(None, last)])
-
-    def __str__(self) -> str:
-        """Return the certificate as a table."""
-        return self.to_text()
-
-
-def _names(lines: list[Line]) -> str:
-    """Return the names of lines, each once, with their numbers."""
-    names = [line.name for line in lines]
-    counted = {name: names.count(name) for name in names}
-    return ", ".join(f"{name} (x{count})" if count > 1 else name for name, count in counted.items())
-
-
 def certificate(
     result: Result,
     *,
@@ -572,9 +431,9 @@ def certificate(
     """Judge, with errors, whether the chains of a run sample exp(−U/T).
 
     Every line checks whether a bias is within a tolerance, and is passed, failed or undecided (see `verdicts` for the
-    rule and its error rates: with 20 effective samples or more, a run without bias beyond the tolerances fails once in
-    a hundred certificates, and a passed line is within its tolerance with 95 % confidence). Too few samples leave a
-    line undecided, with the number of additional steps; only a drift far beyond thermal fluctuations fails earlier.
+    rule: with 20 effective samples or more, a run without bias beyond the tolerances fails once in a hundred
+    certificates, and a passed line is within its tolerance with 95 % confidence). Too few samples leave a line
+    undecided, with the number of additional steps; only a drift far beyond thermal fluctuations fails earlier.
 
     A correct pseudo-Langevin run is biased: with 𝒯 = 0.01 temperatures may be off by up to 2𝒯 = 2 %, because
     correlations of the mini-batch noise are not corrected. The default tolerance of 3 % leaves room for this bias, and
@@ -583,16 +442,13 @@ def certificate(
     Args:
         result: from `sample`.
         tolerance: bias budget on temperatures, relative: kinetic and virial temperature, excess temperature and
-            misplaced energy of a wrong or stale 𝒱, energy moved by collective noise, drift of U in units of N·T/2 and
-            relative drift of |w|².
+            misplaced energy of a wrong or stale 𝒱, energy moved by collective noise, drifts of U/(N·T/2) and of |w|².
         layer_tolerance: the same for single layers, where collective noise concentrates.
-        ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests of the noise's shape with p > 0.05 may
-            fall.
+        ks_tolerance: how far below 0.95 the share of Kolmogorov–Smirnov tests of the noise with p > 0.05 may fall.
         rhat_tolerance: how far above 1 R-hat may be.
         ensemble_error: largest relative standard error of the slope of ln[P2(U)/P1(U)] with which that line passes.
         burn_in: share of the records discarded at the start of every chain.
-        noise_draws: mini-batch gradients drawn at the final weights of every chain, 2 or more; 0 leaves out the lines
-            about noise.
+        noise_draws: mini-batch gradients drawn at the final weights of every chain, 2 or more; 0: no lines about noise.
         key: seed of these draws.
 
     Example:
@@ -608,25 +464,19 @@ def certificate(
     if noise_draws == 1:
         raise ValueError("noise_draws = 1 has no spread; pass 2 or more, or 0 to leave the noise out")
     run = Evidence(result, **tolerances, burn_in=burn_in, noise_draws=noise_draws, key=key)
-    found: list[tuple[LineKind, Measurement, Subject]] = []
-    notes: dict[str, None] = {}
-    noise: list[minibatch.NoiseHistogram] = []
+    found: list[tuple[LineKind, Measurement, dict[str, Any]]] = []
+    notes: dict[str, None] = {}  # a set in order
     num_temperatures, num_chains = run.healthy.shape
     for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
         subject = Subject(run, position, chain)
+        where = {"temperature": subject.temperature, "chain": chain}
         for kind in LINES:
             for measured in _measurements(kind, subject):
                 if isinstance(measured, str):
                     notes[measured] = None
                 else:
-                    found.append((kind, measured, Subject(run, position, chain)))
-        if "noise" in vars(subject):
-            noise.append(minibatch.noise_histogram(subject.noise.noise, subject.temperature or 0.0, subject.chain or 0))
+                    found.append((kind, measured, where))
     # All lines that can fail by chance share the false alarms.
-    num_lines = sum(m.required for kind, m, _ in found if kind.needs and kind.rule is not enough)
-    lines = tuple(
-        judge(kind.name, m, num_lines, run.length, rule=kind.rule, temperature=s.temperature, chain=s.chain)
-        for kind, m, s in found
-    )
-    name, size = result.sampler.name, result.num_weights
-    return Certificate(lines, tuple(notes), name, size, burn_in, tuple(noise), run.length)
+    num_lines = max(1, sum(m.required for kind, m, _ in found if kind.needs and kind.rule is not enough))
+    lines = tuple(judge(kind.name, m, num_lines, run.length, rule=kind.rule, **where) for kind, m, where in found)
+    return Certificate(lines, tuple(notes), result.sampler.name, result.num_weights, burn_in, run.length)

@@ -6,8 +6,8 @@
 1/(1 − c1²) steps, weights move ballistically and d²/Δt still grows; beyond the relaxation time it falls. D* is meant
 for intervals longer than the first time; two samplers may also be compared at the same Δt (`Diffusion.at`).
 
-`Displacements` accumulates d² from weights shown to it at records of any kind; `diffusion` uses it on kept weights, and
-`measure_diffusion` on a run whose steps are timed.
+`Displacements` accumulates d² from the weights at any records; `diffusion` applies it to kept weights, and
+`measure_diffusion` to a run whose steps are timed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +22,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 
 from .. import _trees as trees
 from .._checks import check_integer, check_positive
@@ -32,21 +30,17 @@ from ..chains import Result, Run
 from ..data import Dataset
 from ..gradients import exact_means
 from ..samplers.base import HEALTHY, Sampler
-from .averages import Floats, average, kept
+from .averages import Floats, kept
 
 
 @dataclass(frozen=True)
 class Diffusion:
     """Mean squared displacement per weight, d²/N, at several intervals Δt."""
 
-    steps: Floats
-    """Intervals Δt in steps, (lag,)."""
-    seconds: Floats
-    """Intervals Δt in seconds of sampling at the mean time per step, (lag,)."""
-    displacement: Floats
-    """Mean of d²/N over chains and starting points, (temperature, lag)."""
-    standard_error: Floats
-    """Standard error of `displacement` from the scatter over chains and starting points; NaN for a single pair."""
+    steps: Floats  # intervals Δt in steps, (lag,)
+    seconds: Floats  # intervals Δt in seconds of sampling at the mean time per step, (lag,)
+    displacement: Floats  # mean of d²/N over chains and starting points, (temperature, lag)
+    standard_error: Floats  # of `displacement`, from the scatter over chains and starting points; NaN for one pair
 
     @property
     def coefficient(self) -> Floats:
@@ -73,11 +67,8 @@ class Diffusion:
 class Displacements:
     """Accumulator of d² along a run that stores no samples.
 
-    A few copies of the weights serve as reference points; reference k is renewed every 2ᵏ records and contributes the
-    intervals of 1 … 2ᵏ records.
-
-    Args:
-        num_references: number m of references; the longest interval is 2^(m−1) records.
+    Copies of the weights serve as `num_references` reference points. Reference k is renewed every 2ᵏ records and
+    contributes the intervals of 1 … 2ᵏ records.
 
     Example:
         >>> displacements = Displacements()
@@ -96,13 +87,7 @@ class Displacements:
         self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def observe(self, step: int, seconds: float, weights: Weights) -> None:
-        """Add the weights of all chains at one record.
-
-        Args:
-            step: number of steps done.
-            seconds: time that these steps took, from any origin.
-            weights: weights of all chains with one leading axis; copied where they become a reference.
-        """
+        """Add one record: the step, the time from any origin, and the weights with one leading axis over chains."""
         distinct = dict(self._references.values())  # one reference may serve for several k
         for reference_step, reference in distinct.items():
             distance = np.asarray(_mean_squared_distance(reference, weights), np.float64)
@@ -113,11 +98,6 @@ class Displacements:
                 self._references[k] = renewed
         self._times.append((step, seconds))
 
-    @property
-    def num_pairs(self) -> int:
-        """Number of pairs of records compared so far."""
-        return sum(map(len, self._pairs.values()))
-
     def diffusion(self, num_temperatures: int = 1) -> Diffusion:
         """Return the displacements; the chains are ordered temperature by temperature."""
         if not self._pairs:
@@ -125,14 +105,10 @@ class Displacements:
         (first_step, first), *_, (last_step, last) = self._times
         lags = np.array(sorted(self._pairs), np.float64)
         pairs = [np.stack(self._pairs[int(lag)], axis=-1).reshape(num_temperatures, -1) for lag in lags]
-        errors = [
-            values.std(axis=1, ddof=1) / math.sqrt(values.shape[1])
-            if values.shape[1] > 1
-            else np.full(num_temperatures, np.nan)
-            for values in pairs
-        ]
-        seconds_per_step = (last - first) / (last_step - first_step)
         means = np.stack([values.mean(axis=1) for values in pairs], axis=-1)
+        unknown = np.full(num_temperatures, np.nan)
+        errors = [v.std(axis=1, ddof=1) / math.sqrt(v.shape[1]) if v.shape[1] > 1 else unknown for v in pairs]
+        seconds_per_step = (last - first) / (last_step - first_step)
         return Diffusion(lags, lags * seconds_per_step, means, np.stack(errors, axis=-1))
 
 
@@ -143,10 +119,6 @@ def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float =
         result: from `sample` or `load`.
         seconds_per_step: time per step of the sampler, to express Δt in seconds; by default Δt is in steps.
         burn_in: share of the kept draws to discard at the start.
-
-    Example:
-        >>> result = sample(sampler, weights, num_steps=1_000, keep_weights_every=1, …)  # doctest: +SKIP
-        >>> diffusion(result, seconds_per_step=5e-5).coefficient  # doctest: +SKIP
     """
     check_positive("seconds_per_step", seconds_per_step)
     if result.samples is None:
@@ -168,22 +140,12 @@ def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float =
 class MeasuredDiffusion:
     """Displacements, time per step and observables of a timed run."""
 
-    diffusion: Diffusion | None
-    """Displacements; None where a chain failed."""
+    diffusion: Diffusion | None  # displacements; None where a chain failed
     num_steps: int
-    """Steps on the clock."""
-    seconds: float
-    """Time of these steps, measurements of the gradient variance included."""
-    refresh_seconds: float
-    """Time of one measurement of the gradient variance; 0 where there was none."""
-    num_refreshes: int
-    """Intervals on the clock with such a measurement."""
-    observables: dict[str, Floats]
-    """Loss, squared_norm and error, (chain, observation)."""
-    states: Any
-    """States of the chains at the end."""
-    preparation_seconds: float
-    """Time before the clock started: compilation and discarded steps."""
+    seconds: float  # time of these steps, measurements of the gradient variance included
+    refresh_seconds: float  # time of the measurements of the gradient variance
+    observables: dict[str, Floats]  # loss, squared_norm and error, (chain, observation)
+    states: Any  # states of the chains at the end
 
     @property
     def stopped(self) -> bool:
@@ -215,119 +177,73 @@ def measure_diffusion(
     discard_steps: int | None = None,
     max_steps: int = 2**30,
     observe: bool = False,
-    observing_share: float = 0.5,
     chunk_size: int | None = None,
-    num_references: int = 10,
 ) -> MeasuredDiffusion:
-    """Run the chains for some time and measure their displacement in wall-clock time.
+    """Run chains for some time and measure their displacement in wall-clock time.
 
     The clock runs during steps and measurements of the gradient variance. It stands still during compilation and while
     observables are computed. At least one displacement is measured.
 
     Args:
-        run: the chains, from `Run`.
-        states: where they start, from `run.start` or an earlier measurement. The buffers are reused.
-        every: steps between records, which is the shortest interval Δt. It should exceed the memory of the momenta,
-            1/(1 − c1²) steps.
+        run: the chains.
+        states: their states, from `run.start` or an earlier measurement; the buffers are reused.
+        every: steps between records, the shortest interval Δt; it should exceed 1/(1 − c1²).
         seconds: time on the clock.
         discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.
-        max_steps: longest run.
-        observe: compute loss, |w|² and error of every chain along the way, on the examples observed by `run`.
-        observing_share: observables are computed at a record unless they already took this share of the sampling time.
+        max_steps: length of the longest run.
+        observe: compute loss, |w|² and error of every chain on the examples observed by `run`, at records where this
+            has not yet taken half of the sampling time.
         chunk_size: examples held at once when observing.
-        num_references: see `Displacements`.
     """
     check_integer("every", every, minimum=1)
-    began = time.perf_counter()
-    sampler = run.sampler
+    if not _all_healthy(states):
+        return MeasuredDiffusion(None, 0, 0.0, 0.0, {}, states)
     origin = int(np.max(np.asarray(states.step)))
     if discard_steps is None:
         discard_steps = int(np.min(np.asarray(getattr(states, "next_refresh", origin)))) - origin
     stop = origin + max(2, max_steps // every) * every
-    records = run.records(states, first=origin, stop=stop, every=stop, pause_every=every)
+    records = run.records(states, first=origin, stop=stop, every=stop + 1, pause_every=every)  # nothing is recorded
     record = next(records)  # compiles
     while record.step <= origin + discard_steps:
         record = next(records)
-    displacements = Displacements(num_references)
-    observations: list[dict[str, Array]] = []
-    durations: dict[bool, list[float]] = {True: [], False: []}  # with and without a refresh
-    first, clock, observing, healthy = record.step, 0.0, 0.0, _healthy(record.states)
-    displacements.observe(first, clock, _positions(sampler, record.states))
-    if observe:
-        jax.block_until_ready(_observe(sampler, _positions(sampler, record.states), run.observed, chunk_size))
-    refreshed_at = _last_refresh(record.states)
-    preparation_seconds = time.perf_counter() - began
+    displacements, observations = Displacements(10), []
+    durations: dict[bool, list[float]] = {True: [], False: []}  # of intervals with and without a refresh
+    first, clock, observing = record.step, 0.0, 0.0
+    weights = jax.vmap(run.sampler.position)(record.states)
+    displacements.observe(first, clock, weights)
+    if observe:  # compiles
+        jax.block_until_ready(_observe(run.sampler, weights, run.observed, chunk_size))
+    last_refresh, healthy = _last_refresh(record.states), _all_healthy(record.states)
     while healthy and record.step < stop and (record.step == first or clock < seconds):
-        started = time.perf_counter()
+        before, began = last_refresh, time.perf_counter()
         record = next(records)
         jax.block_until_ready(record.states)
-        duration = time.perf_counter() - started
+        duration = time.perf_counter() - began
+        last_refresh, healthy = _last_refresh(record.states), _all_healthy(record.states)
+        durations[last_refresh != before].append(duration)
         clock += duration
-        last_refresh = _last_refresh(record.states)
-        durations[last_refresh != refreshed_at].append(duration)
-        refreshed_at = last_refresh
-        healthy = _healthy(record.states)
-        if not healthy:
-            break
-        weights = _positions(sampler, record.states)
+        weights = jax.vmap(run.sampler.position)(record.states)
         displacements.observe(record.step, clock, weights)
-        if observe and observing <= observing_share * clock:
-            started = time.perf_counter()
-            observations.append(jax.device_get(_observe(sampler, weights, run.observed, chunk_size)))
-            observing += time.perf_counter() - started
+        if observe and healthy and observing <= 0.5 * clock:
+            began = time.perf_counter()
+            observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, chunk_size)))
+            observing += time.perf_counter() - began
     refresh_seconds = 0.0
     if durations[True] and durations[False]:
-        refresh_seconds = max(0.0, float(np.mean(durations[True]) - np.median(durations[False])))
+        refresh_seconds = max(0.0, sum(durations[True]) - len(durations[True]) * float(np.median(durations[False])))
     names = observations[0] if observations else {}
-    return MeasuredDiffusion(
-        diffusion=displacements.diffusion(len(run.temperatures)) if healthy else None,
-        num_steps=record.step - first,
-        seconds=clock,
-        refresh_seconds=refresh_seconds,
-        num_refreshes=len(durations[True]),
-        observables={name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names},
-        states=record.states,
-        preparation_seconds=preparation_seconds,
-    )
+    observables = {name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names}
+    found = displacements.diffusion(len(run.temperatures)) if healthy else None
+    return MeasuredDiffusion(found, record.step - first, clock, refresh_seconds, observables, record.states)
 
 
-def effective_samples_per_second(
-    trace: xr.Dataset,
-    seconds_per_step: float,
-    *,
-    burn_in: float = 0.5,
-    names: Iterable[str] = ("loss", "squared_norm", "error"),
-) -> dict[str, Floats]:
-    """Return the independent samples of each observable that all chains of a temperature produce per second.
-
-    Args:
-        trace: from `sample`.
-        seconds_per_step: time per step of all chains together.
-        burn_in: share of the records to discard.
-        names: observables; those that the trace does not have are left out.
-    """
-    check_positive("seconds_per_step", seconds_per_step)
-    retained = kept(trace, burn_in)
-    seconds = retained.sizes["draw"] * float(trace["step"].values[0]) * seconds_per_step
-    return {
-        name: np.array([average(chains).effective_samples for chains in retained[name].values]) / seconds
-        for name in names
-        if name in retained
-    }
-
-
-def _healthy(states: Any) -> bool:
+def _all_healthy(states: Any) -> bool:
     return bool(np.isin(np.asarray(states.status), HEALTHY).all())
 
 
 def _last_refresh(states: Any) -> int:
     """Return the step of the latest measurement of the gradient variance by any chain; 0 for other samplers."""
     return int(np.max(np.asarray(getattr(states, "last_refresh", 0))))
-
-
-@jax.jit
-def _positions(sampler: Sampler, states: Any) -> Weights:
-    return jax.vmap(sampler.position)(states)
 
 
 @jax.jit
@@ -345,11 +261,11 @@ def _observe(sampler: Sampler, weights: Weights, dataset: Dataset, chunk_size: i
     """Return loss, |w|² and error of every chain by forward passes."""
     potential = sampler.potential
     quantities = {"loss": potential.per_example_loss, "error": potential.per_example_error}
-    quantities = {name: quantity for name, quantity in quantities.items() if quantity is not None}
+    present = {name: quantity for name, quantity in quantities.items() if quantity is not None}
 
     def one(chain: Weights) -> dict[str, Array]:
-        means = exact_means(list(quantities.values()), chain, dataset, chunk_size)
-        values = {name: mean.high + mean.low for name, mean in zip(quantities, means, strict=True)}
+        means = exact_means(list(present.values()), chain, dataset, chunk_size)
+        values = {name: mean.high + mean.low for name, mean in zip(present, means, strict=True)}
         return values | {"squared_norm": trees.squared_norm(chain)}
 
     return jax.vmap(one)(weights)

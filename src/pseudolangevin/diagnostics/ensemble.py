@@ -1,7 +1,7 @@
 """Ensembles of sampled weights: whether their energies follow exp(−U/T), and what they predict.
 
-**Two-temperature check** (Shirts, J. Chem. Theory Comput. 9, 909 (2013)). Whatever the density of states, two samples of
-exp(−U/T) at T1 and T2 satisfy
+**Two-temperature check** (Shirts, J. Chem. Theory Comput. 9, 909 (2013)). Whatever the density of states, two samples
+of exp(−U/T) at T1 and T2 satisfy
 
     ln[P2(U)/P1(U)] = const − (1/T2 − 1/T1)·U,
 
@@ -15,7 +15,7 @@ virial temperatures, which are first moments, the check also depends on the widt
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,18 +35,12 @@ from .verdicts import MIN_EFFECTIVE_SAMPLES
 class EnsembleCheck(NamedTuple):
     """Measured slope of ln[P2(U)/P1(U)], compared with the expected one."""
 
-    ratio: float
-    """Measured slope over −(1/T2 − 1/T1), ideally 1; NaN where it cannot be measured."""
-    standard_error: float
-    """Standard error of `ratio`, by bootstrap over blocks longer than the autocorrelation."""
-    expected_slope: float
-    """Slope −(1/T2 − 1/T1)."""
-    num_samples: tuple[float, float]
-    """Independent samples at the two temperatures."""
-    separation: float
-    """Distance between the means of U in units of their standard deviation."""
-    suggested_temperature: float
-    """A temperature next to T1 whose energies overlap well with those at T1."""
+    ratio: float  # measured slope over −(1/T2 − 1/T1), ideally 1; NaN where it cannot be measured
+    standard_error: float  # standard error of `ratio`, by bootstrap over blocks longer than the autocorrelation
+    expected_slope: float  # slope −(1/T2 − 1/T1)
+    num_samples: tuple[float, float]  # independent samples at the two temperatures
+    separation: float  # distance between the means of U in units of their standard deviation
+    suggested_temperature: float  # a temperature next to T1 whose energies overlap well with those at T1
 
     @property
     def deviation(self) -> float:
@@ -55,19 +49,8 @@ class EnsembleCheck(NamedTuple):
 
     @property
     def overlap(self) -> bool:
-        """Whether the two distributions overlap enough to compare them."""
-        return _overlaps(self.separation)
-
-
-class EnergyRatio(NamedTuple):
-    """ln[P2(U)/P1(U)] bin by bin, and the line that it must follow."""
-
-    energies: Floats
-    """Middles of the bins that hold samples of both temperatures."""
-    log_ratios: Floats
-    standard_errors: Floats
-    expected: Floats
-    """Line of slope −(1/T2 − 1/T1) through the measured points; only its height is fitted."""
+        """Whether the two histograms share enough bins: the means are at most four standard deviations apart."""
+        return self.separation <= 4
 
 
 def two_temperature_check(
@@ -86,10 +69,12 @@ def two_temperature_check(
     effective = (_effective(chains[0]), _effective(chains[1]))
     low, high = temperatures
     expected = -(1 / high - 1 / low)
-    separation = _separation(chains)
+    spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
+    separation = abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
     suggested = _neighbour(low, high, float(chains[0].std()))
-    if not (min(effective) >= MIN_EFFECTIVE_SAMPLES and _overlaps(separation)):
-        return EnsembleCheck(math.nan, math.nan, expected, effective, separation, suggested)
+    unknown = EnsembleCheck(math.nan, math.nan, expected, effective, separation, suggested)
+    if not (min(effective) >= MIN_EFFECTIVE_SAMPLES and unknown.overlap):
+        return unknown
     energies = np.concatenate([u.ravel() for u in chains])
     scaled = (energies - energies.mean()) / energies.std()
     from_second = np.repeat([0.0, 1.0], [u.size for u in chains])
@@ -97,48 +82,7 @@ def two_temperature_check(
     resampled = np.concatenate([_block_weights(u, random, num_bootstrap) for u in chains], axis=1)
     weights = np.concatenate([np.ones((1, len(energies))), resampled])
     ratios = _logistic_slopes(scaled, from_second, weights) / energies.std() / expected
-    return EnsembleCheck(float(ratios[0]), float(ratios[1:].std()), expected, effective, separation, suggested)
-
-
-def energy_ratio(
-    first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float], *, max_bins: int = 20
-) -> EnergyRatio | None:
-    """Return the ratio of the two histograms, to plot; None where they cannot be compared, as in the check.
-
-    Args:
-        first: potential U at T1, (draw,) or (chain, draw), burn-in already discarded.
-        second: potential U at T2.
-        temperatures: (T1, T2).
-        max_bins: largest number of bins.
-    """
-    chains = [as_chains(first), as_chains(second)]
-    effective = [_effective(u) for u in chains]
-    if not (min(effective) >= MIN_EFFECTIVE_SAMPLES and _overlaps(_separation(chains))):
-        return None
-    low, high = max(u.min() for u in chains), min(u.max() for u in chains)
-    if not high > low:
-        return None
-    edges = np.linspace(low, high, int(np.clip(min(effective) / 10, 4, max_bins)) + 1)
-    counts = np.stack([np.histogram(u, edges)[0] for u in chains])
-    shared = (counts > 0).all(axis=0)
-    energies = ((edges[1:] + edges[:-1]) / 2)[shared]
-    shares = counts[:, shared] / np.array([[u.size] for u in chains])
-    log_ratios = np.log(shares[1] / shares[0])
-    variances = (1 / (shares * np.array(effective)[:, None])).sum(axis=0)  # ln n has the variance 1/n
-    slope = -(1 / temperatures[1] - 1 / temperatures[0])
-    offset = np.average(log_ratios - slope * energies, weights=1 / variances) if len(energies) else 0.0
-    return EnergyRatio(energies, log_ratios, np.sqrt(variances), offset + slope * energies)
-
-
-def _separation(chains: list[Floats]) -> float:
-    """Return the distance of the means in units of the standard deviation."""
-    spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
-    return abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
-
-
-def _overlaps(separation: float) -> bool:
-    """Return whether two histograms share bins: beyond four standard deviations they hardly do."""
-    return separation <= 4
+    return unknown._replace(ratio=float(ratios[0]), standard_error=float(ratios[1:].std()))
 
 
 def _effective(chains: Floats) -> float:
@@ -147,7 +91,7 @@ def _effective(chains: Floats) -> float:
 
 
 def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int) -> Floats:
-    """Return how often every draw occurs in resamplings of complete blocks; axes (resampling, draw of all chains).
+    """Return how often every draw occurs in resamplings of complete blocks, (resampling, draw of all chains).
 
     Blocks of 8 times the autocorrelation are nearly independent; they are shorter, down to 4 times, where there would
     be fewer than 20.
@@ -195,8 +139,7 @@ def _logistic_slopes(x: Floats, label: Floats, weights: Floats) -> Floats:
 class ClassPredictions:
     """Predictions of a classifier: one distribution over the classes per member and example."""
 
-    probabilities: np.ndarray
-    """Probabilities of every member, (member, example, class)."""
+    probabilities: np.ndarray  # probabilities of every member, (member, example, class)
 
     @property
     def mean_probabilities(self) -> np.ndarray:
@@ -218,10 +161,6 @@ class ClassPredictions:
         """Part of the entropy due to members that disagree: entropy of the mean − mean entropy ≥ 0."""
         return np.maximum(self.predictive_entropy - _entropy(self.probabilities).mean(axis=0), 0.0)
 
-    def member(self, index: int) -> ClassPredictions:
-        """Return the predictions of one member."""
-        return replace(self, probabilities=self.probabilities[index][None])
-
     def error(self, targets: Any) -> float:
         """Return the share of examples whose most probable class is not the target."""
         return float(np.mean(self.labels != self._checked(targets)))
@@ -233,12 +172,7 @@ class ClassPredictions:
         return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
 
     def calibration_error(self, targets: Any, *, num_bins: int = 15) -> float:
-        """Return the expected calibration error: |accuracy − mean confidence| over bins of confidence, weighted by size.
-
-        Args:
-            targets: the correct classes.
-            num_bins: bins of equal width between 0 and 1.
-        """
+        """Return the expected calibration error: |accuracy − confidence| over bins of confidence, weighted by size."""
         check_integer("num_bins", num_bins, minimum=1)
         right = self.labels == self._checked(targets)
         confidence = self.mean_probabilities.max(axis=-1)
@@ -255,10 +189,8 @@ class ClassPredictions:
 class ValuePredictions:
     """Predictions of a regression: a Gaussian around each member's value, a mixture of these for the ensemble."""
 
-    values: np.ndarray
-    """Values of every member, (member, example, …)."""
-    noise_variance: float
-    """Variance σ² of a target around its prediction."""
+    values: np.ndarray  # values of every member, (member, example, …)
+    noise_variance: float  # variance σ² of a target around its prediction
 
     @property
     def mean(self) -> np.ndarray:
@@ -275,10 +207,6 @@ class ValuePredictions:
         """Standard deviation of the members' values."""
         return self.values.std(axis=0)
 
-    def member(self, index: int) -> ValuePredictions:
-        """Return the predictions of one member."""
-        return replace(self, values=self.values[index][None])
-
     def root_mean_squared_error(self, targets: Any) -> float:
         """Return √⟨(mean − target)²⟩."""
         return float(np.sqrt(np.mean((self.mean - self._checked(targets)) ** 2)))
@@ -290,12 +218,7 @@ class ValuePredictions:
         return float(-(np.logaddexp.reduce(exponent, axis=0) - np.log(len(exponent))).mean())
 
     def calibration_error(self, targets: Any, *, num_levels: int = 19) -> float:
-        """Return the mean of |share of targets below the q-quantile of their prediction − q| over equidistant q.
-
-        Args:
-            targets: the correct values.
-            num_levels: number of levels q between 0 and 1.
-        """
+        """Return the mean of |share of targets below the q-quantile of their prediction − q| over levels q."""
         from scipy.special import ndtr  # noqa: PLC0415
 
         check_integer("num_levels", num_levels, minimum=1)

@@ -21,30 +21,22 @@ from numpy.typing import ArrayLike
 from .. import _trees as trees
 from .. import masses
 from .._checks import check_integer, check_positive
-from .._random import Stream, as_key, draw_indices, normal_like, stream_key
+from .._random import Stream, as_key, normal_like, stream_key
 from .._trees import Array, Key, Weights
 from ..chains import Run
-from ..gradients import exact_sums, minibatch_gradient
+from ..gradients import exact_sums
 from ..samplers.base import Sampler
 from .averages import Floats
-
-KINDS = ("minibatch", "white", "total")
-"""Kinds of noise, in the order of the axes called kind."""
 
 
 class NoiseDraws(NamedTuple):
     """Independent draws of the mini-batch noise at one point."""
 
-    noise: Floats
-    """Noise R^(b), axes (draw, component); components with 𝒱 = 0 are left out."""
-    ratios: Floats
-    """Current temperature ratios 𝒯_i of these components."""
-    num_silent: int
-    """Components of the full network with 𝒱 = 0, which have no noise."""
-    num_noisy: int
-    """Components of the full network with 𝒱 > 0; `noise` holds all of them or a random subset."""
-    layers: np.ndarray
-    """Layer of each component, as an index into `layer_names`."""
+    noise: Floats  # noise R^(b), axes (draw, component); components with 𝒱 = 0 are left out
+    ratios: Floats  # current temperature ratios 𝒯_i of these components
+    num_silent: int  # components of the full network with 𝒱 = 0, which have no noise
+    num_noisy: int  # components of the full network with 𝒱 > 0; `noise` holds all of them or a random subset
+    layers: np.ndarray  # layer of each component, as an index into `layer_names`
     layer_names: tuple[str, ...]
 
 
@@ -80,14 +72,11 @@ def draw(
     return NoiseDraws(noise, ratios[chosen], len(variance) - len(noisy), len(noisy), layer[chosen], tuple(layers))
 
 
-def variance_and_ratios(sampler: Sampler, state: Any) -> tuple[Floats, Floats]:
+def variance_and_ratios(sampler: Any, state: Any) -> tuple[Floats, Floats]:
     """Return the current 𝒱_i and 𝒯_i of every component as vectors; raise for samplers that do not measure 𝒱."""
-    if sampler.batch_size is None or not hasattr(state, "gradient_variance"):
+    if not sampler.refreshes or not hasattr(state, "gradient_variance"):
         raise ValueError(f"sampler = {sampler.name} does not measure mini-batch noise; use pseudo_langevin")
-    settings = sampler.settings
-    ratios = masses.temperature_ratios(
-        state.gradient_variance, state.masses, state.temperature, settings["momentum_retention"], settings["time_step"]
-    )
+    ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **sampler.dynamics)
 
     def vector(tree: Weights) -> Floats:
         full = jax.tree.map(lambda values, w: np.broadcast_to(np.asarray(values), w.shape), tree, state.weights)
@@ -106,22 +95,16 @@ def _subset(components: np.ndarray, size: int, key: Key) -> np.ndarray:
 
 @partial(jax.jit, static_argnames=("num_draws", "chunk_size"))
 def _deviations(
-    sampler: Sampler, key: Key, weights: Weights, components: Array, num_draws: int, chunk_size: int | None
+    sampler: Any, key: Key, weights: Weights, components: Array, num_draws: int, chunk_size: int | None
 ) -> Array:
     """Return ∇U^(b) − ∇U, axes (draw, component)."""
-    exact = exact_sums(sampler.potential, weights, sampler.dataset, chunk_size).gradient
+    exact = trees.ravel(exact_sums(sampler.potential, weights, sampler.dataset, chunk_size).gradient)
 
     def deviation(index: Array) -> Array:
         batch = sampler.dataset.draw(jax.random.fold_in(key, index), sampler.batch_size)
-        return _deviation(sampler, weights, batch, exact)[components]
+        return (trees.ravel(sampler.gradient(weights, batch)) - exact)[components]
 
     return lax.map(deviation, 1 + jnp.arange(num_draws))
-
-
-def _deviation(sampler: Sampler, weights: Weights, batch: Any, exact: Weights) -> Array:
-    precision, split = sampler.settings.get("precision"), sampler.dataset.mesh is not None
-    gradient = minibatch_gradient(sampler.potential, weights, batch, precision, split)
-    return trees.ravel(gradient) - trees.ravel(exact)
 
 
 def ks_distances(noise: ArrayLike) -> Floats:
@@ -135,12 +118,7 @@ def ks_distances(noise: ArrayLike) -> Floats:
 
 
 def ks_fraction(noise: ArrayLike, significance: float = 0.05) -> float:
-    """Return the share of components whose KS test against N(0, 1) has p > 0.05: 0.95 for Gaussian noise of variance 𝒱.
-
-    Args:
-        noise: draws (draw, component).
-        significance: the level 0.05.
-    """
+    """Return the share of components whose KS test against N(0, 1) has p > 0.05: 0.95 for noise N(0, 𝒱)."""
     from scipy import stats  # noqa: PLC0415
 
     return float(np.mean(ks_distances(noise) < stats.kstwo.isf(significance, np.shape(noise)[0])))
@@ -150,11 +128,7 @@ def ks_shape_fraction(noise: ArrayLike, critical: float = 1.329) -> float:
     """Return the same for components divided by their root mean square: 0.95 for Gaussian noise of any variance.
 
     An estimated scale makes the distances D smaller. The 5 % point of (√n + 0.12 + 0.11/√n)·D, with Stephens'
-    correction for n draws (J. Am. Stat. Assoc. 69, 730 (1974)), was found by simulation.
-
-    Args:
-        noise: draws (draw, component).
-        critical: the 5 % point.
+    correction for n draws (J. Am. Stat. Assoc. 69, 730 (1974)), was found by simulation: `critical`.
     """
     values = np.asarray(noise, np.float64)
     scale = np.sqrt(np.mean(values**2, axis=0))
@@ -163,9 +137,7 @@ def ks_shape_fraction(noise: ArrayLike, critical: float = 1.329) -> float:
     return float(np.mean(distances * (root + 0.12 + 0.11 / root) < critical))
 
 
-def misplaced_energy(
-    noise: Floats, ratios: Floats, momentum_retention: float, num_blocks: int = 20
-) -> tuple[float, float]:
+def misplaced_energy(noise: Floats, ratios: Floats, momentum_retention: float) -> tuple[float, float]:
     """Return (1 + c1²)·⟨𝒯_i·|⟨R_i²⟩ − 1|⟩, the share of energy in the wrong components, and its jackknife error.
 
     |⟨R²⟩ − 1| of n draws is positive by chance: √(2/n)·√(2/π) where R is N(0, 1), in general with the standard
@@ -178,44 +150,19 @@ def misplaced_energy(
     value = factor * float(np.mean(ratios * (np.abs(total / num_draws - 1) - by_chance)))
     left_out = [
         factor * float(np.mean(ratios * np.abs((total - part.sum(axis=0)) / (num_draws - len(part)) - 1)))
-        for part in np.array_split(squares, min(num_blocks, num_draws))
+        for part in np.array_split(squares, min(20, num_draws))
     ]
     return value, math.sqrt(len(left_out) - 1) * float(np.std(left_out))
-
-
-class NoiseHistogram(NamedTuple):
-    """Density of the noise R^(b) over all components and draws at the final weights of one chain."""
-
-    temperature: float
-    chain: int
-    density: Floats
-    edges: Floats
-    """Bin edges, in units of √𝒱."""
-    outside: float
-    """Share of the noise beyond the edges."""
-
-
-def noise_histogram(noise: Floats, temperature: float, chain: int) -> NoiseHistogram:
-    """Return the histogram of draws (draw, component) between −5 and 5."""
-    edges = np.linspace(-5.0, 5.0, 51)
-    counts = np.histogram(noise, edges)[0]
-    num = max(noise.size, 1)
-    return NoiseHistogram(temperature, chain, counts / (num * np.diff(edges)), edges, 1.0 - float(counts.sum() / num))
 
 
 class CollectiveNoise(NamedTuple):
     """Share of the energy that correlated mini-batch noise moves to collective directions."""
 
-    share: float
-    """Share H of the directions that can be seen; a lower estimate."""
-    share_error: float
-    """Standard error of `share`."""
-    share_bound: float
-    """Upper bound on H."""
-    eigenvalues: Floats
-    """Eigenvalues λ of these directions, largest first, scaled up to the full network where a subset was examined."""
-    independent_components: float
-    """N²/tr(C²): the number of independent components that would be as correlated by chance."""
+    share: float  # share H of the directions that can be seen; a lower estimate
+    share_error: float  # standard error of `share`
+    share_bound: float  # upper bound on H
+    eigenvalues: Floats  # λ of these directions, largest first, as of the full network
+    independent_components: float  # N²/tr(C²): independent components that would be as correlated by chance
 
 
 def collective_noise(
@@ -224,9 +171,9 @@ def collective_noise(
     """Bracket the share of energy that uncorrected correlations of the mini-batch noise move.
 
     Pseudo-Langevin subtracts the diagonal 𝒱 of the noise's covariance. With the correlation matrix C of the mini-batch
-    noise, all noise of a step has, in units of the thermal noise, the covariance 1 + (1 + c1²)·𝒯·(C − 1). A direction of
-    eigenvalue λ is held at T·[1 + (1 + c1²)·𝒯·(λ − 1)]. The trace of C − 1 is zero, so the mean kinetic temperature is
-    right, but energy moves from the many directions with λ < 1 to the few with λ > 1. The share moved,
+    noise, all noise of a step has, in units of the thermal noise, the covariance 1 + (1 + c1²)·𝒯·(C − 1). A direction
+    of eigenvalue λ is held at T·[1 + (1 + c1²)·𝒯·(λ − 1)]. The trace of C − 1 is zero: the mean temperature is right,
+    but energy moves from the many directions with λ < 1 to the few with λ > 1. The share moved,
 
         H = (1 + c1²)·𝒯·(1/N)·Σ_k max(λ_k − 1, 0)   ≤ (1 + c1²)·𝒯,
 
@@ -237,11 +184,10 @@ def collective_noise(
 
     Args:
         noise: draws (draw, component) in units of the current √𝒱.
-        ratios: current 𝒯_i. Multiplied by the measured ⟨R_i²⟩ they are the ratios of the actual noise; where these
-            differ, C is weighted with √(𝒯_i·𝒯_j)/mean 𝒯.
+        ratios: current 𝒯_i; C is weighted with √(𝒯_i·𝒯_j)/mean 𝒯 of the actual noise, 𝒯_i·⟨R_i²⟩.
         momentum_retention: c1.
-        num_components: components of the full network, where `noise` holds a random subset. A collective direction is
-            spread over all of them, so a subset sees its eigenvalue smaller in proportion, and H unchanged.
+        num_components: components of the full network, if `noise` holds a random subset. A subset sees the eigenvalue
+            of a collective direction smaller in proportion, and H unchanged.
     """
     values = np.asarray(noise, np.float64)
     num_draws, num = values.shape
@@ -315,28 +261,18 @@ def autocorrelation(series: ArrayLike, max_lag: int) -> Floats:
 
 @dataclass(frozen=True)
 class NoiseStudy:
-    """Mini-batch noise along a run, the arrays of Fig. 3a–c; the first axis is the time of the measurement."""
+    """Mini-batch noise along a run, the arrays of Fig. 3a–c; axes called kind are (mini-batch, white, total)."""
 
-    steps: np.ndarray
-    """Steps of the measurements, (time,)."""
-    last_refresh: np.ndarray
-    """Step at which the current 𝒱 was measured, (time,)."""
-    ks_fraction: Floats
-    """Share of components with KS p > 0.05, (time,)."""
-    noise_edges: Floats
-    """Bin edges of `noise_density`."""
-    noise_density: Floats
-    """Density of the mini-batch noise over all components and draws, (time, bin); to compare with N(0, 1)."""
-    correlation_edges: Floats
-    """Bin edges of `correlation_density`."""
-    correlation_density: Floats
-    """Density of the elements C_ij, (time, kind, bin)."""
-    correlation_std: Floats
-    """Standard deviation of the elements C_ij, (time, kind); 1/√draws for white noise."""
-    autocorrelation: Floats
-    """χ(Δt), Δt = 0, 1, …, along consecutive steps of the run, (time, kind, lag)."""
-    num_silent: np.ndarray
-    """Components without noise, which are left out, (time,)."""
+    steps: np.ndarray  # steps of the measurements, (time,)
+    last_refresh: np.ndarray  # step at which the current 𝒱 was measured, (time,)
+    ks_fraction: Floats  # share of components with KS p > 0.05, (time,)
+    noise_edges: Floats  # bin edges of `noise_density`
+    noise_density: Floats  # density of the mini-batch noise over all components and draws, (time, bin)
+    correlation_edges: Floats  # bin edges of `correlation_density`
+    correlation_density: Floats  # density of the elements C_ij, (time, kind, bin)
+    correlation_std: Floats  # standard deviation of the elements C_ij, (time, kind); 1/√draws for white noise
+    autocorrelation: Floats  # χ(Δt), Δt = 0, 1, …, along consecutive steps of the run, (time, kind, lag)
+    num_silent: np.ndarray  # components without noise, which are left out, (time,)
 
 
 def noise_study(
@@ -351,7 +287,6 @@ def noise_study(
     num_consecutive: int = 100,
     max_lag: int = 20,
     num_correlated: int = 500,
-    num_bins: int = 81,
     chunk_size: int | None = None,
 ) -> NoiseStudy:
     """Run one chain and examine its noise at regular times.
@@ -367,7 +302,6 @@ def noise_study(
         num_consecutive: steps of the run after each measurement whose noise enters the autocorrelation.
         max_lag: longest Δt of the autocorrelation.
         num_correlated: components, chosen at random, among which correlations are computed.
-        num_bins: bins of the histograms.
         chunk_size: examples held at once for exact gradients.
     """
     check_positive("temperature", temperature)
@@ -376,7 +310,7 @@ def noise_study(
     check_integer("max_lag", max_lag, minimum=0, maximum=num_consecutive - 1, remedy="raise num_consecutive")
     key = as_key(key)
     run = Run(sampler, temperatures=[temperature], chunk_size=chunk_size)
-    noise_edges, correlation_edges = np.linspace(-4, 4, num_bins + 1), np.linspace(-0.5, 0.5, num_bins + 1)
+    noise_edges, correlation_edges = np.linspace(-4, 4, 82), np.linspace(-0.5, 0.5, 82)
     measured: list[dict[str, Any]] = []
     for record in run.records(run.start(weights, key), stop=num_steps, every=measure_every):
         state = jax.tree.map(lambda leaf: leaf[0], record.states)
@@ -406,36 +340,28 @@ def noise_study(
     return NoiseStudy(noise_edges=noise_edges, correlation_edges=correlation_edges, **stacked)
 
 
-def consecutive_noise(
-    run: Run, states: Any, *, num_steps: int, num_components: int, key: Key, chunk_size: int | None = None
-) -> tuple[Floats, Floats, Floats]:
-    """Return the noise of the next steps of a run's first chain: mini-batch, white and total, axes (step, component).
+def consecutive_noise(run: Run, states: Any, *, num_steps: int, num_components: int, key: Key) -> list[Floats]:
+    """Return mini-batch, white and total noise (step, component) of the next steps of a run's first chain.
 
-    The states themselves are not changed. Silent components are left out; `num_components` of the others are chosen at
-    random.
+    The states are not changed. Silent components are left out; `num_components` of the others are chosen at random.
     """
-    first = int(states.step[0])
+    first, stop = int(states.step[0]), int(states.step[0]) + num_steps
     variance, _ = variance_and_ratios(run.sampler, jax.tree.map(lambda leaf: leaf[0], states))
-    chosen = _subset(np.flatnonzero(variance > 0), num_components, key)
-    rows = []
-    copied, stop = jax.tree.map(jnp.copy, states), first + num_steps
-    for record in run.records(copied, first=first, stop=stop, every=stop, pause_every=1):
+    chosen, rows = _subset(np.flatnonzero(variance > 0), num_components, key), []
+    for record in run.records(jax.tree.map(jnp.copy, states), first=first, stop=stop, every=stop + 1, pause_every=1):
         state = jax.tree.map(lambda leaf: leaf[0], record.states)
         variance, ratios = (values[chosen] for values in variance_and_ratios(run.sampler, state))
-        deviation, white = _noise_of_step(run.sampler, state, record.step - 1, chosen, chunk_size=chunk_size)
+        deviation, white = _noise_of_step(run.sampler, state, chosen, chunk_size=run.chunk_size)
         minibatch = np.asarray(deviation, np.float64) / np.sqrt(variance)
         rows.append((minibatch, np.asarray(white, np.float64), total_noise(minibatch, white, ratios)))
-    minibatches, whites, totals = (np.stack(kind) for kind in zip(*rows, strict=True))
-    return minibatches, whites, totals
+    return [np.stack(kind) for kind in zip(*rows, strict=True)]
 
 
 @partial(jax.jit, static_argnames="chunk_size")
-def _noise_of_step(
-    sampler: Sampler, state: Any, step: Array, components: Array, chunk_size: int | None
-) -> tuple[Array, Array]:
-    """Return ∇U^(b) − ∇U and the white noise ξ that the step which led to `state` used."""
-    batch_key = stream_key(state.key, Stream.BATCH)
-    batch = sampler.dataset.take(draw_indices(batch_key, sampler.dataset.num_examples, sampler.batch_size, step))
-    exact = exact_sums(sampler.potential, state.weights, sampler.dataset, chunk_size).gradient
-    white = normal_like(stream_key(state.key, Stream.NOISE), state.weights, step)
-    return _deviation(sampler, state.weights, batch, exact)[components], trees.ravel(white)[components]
+def _noise_of_step(sampler: Any, state: Any, components: Array, chunk_size: int | None) -> tuple[Array, Array]:
+    """Return ∇U^(b) − ∇U and the white noise ξ of the step that led to `state`."""
+    before = state._replace(step=state.step - 1)  # batch and noise are functions of the key and the step
+    gradient = trees.ravel(sampler.gradient(state.weights, sampler.draw(before)))
+    exact = trees.ravel(exact_sums(sampler.potential, state.weights, sampler.dataset, chunk_size).gradient)
+    white = trees.ravel(normal_like(stream_key(state.key, Stream.NOISE), state.weights, before.step))
+    return (gradient - exact)[components], white[components]

@@ -1,4 +1,4 @@
-"""The verdict rule: how a number with an error becomes passed, failed or undecided.
+"""The verdict rule: how numbers with errors become passed, failed or undecided, and what a certificate reports.
 
 Every line of a certificate checks whether a bias is within a tolerance. With the measured deviation d from the expected
 value, its standard error s and the tolerance τ,
@@ -19,20 +19,20 @@ be up to a hundred times as frequent as intended. Below 20 a line fails only by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-FALSE_ALARM = 0.01
-"""Probability that a run without bias beyond the tolerances fails, for lines with 20 effective samples or more."""
-MIN_EFFECTIVE_SAMPLES = 20
-"""Effective samples below which nothing passes, and nothing fails by its estimated error."""
-SAMPLES_PER_FREEDOM = 5
-"""Effective samples per degree of freedom of an error along a chain; found with AR(1) series, for which false alarms
-are then as rare as intended."""
-LARGEST_FACTOR = 100
-"""Largest factor by which a run is recommended to be longer."""
+from .averages import plus_minus
+
+FALSE_ALARM = 0.01  # probability that a run without bias beyond the tolerances fails
+MIN_EFFECTIVE_SAMPLES = 20  # effective samples below which nothing passes, and nothing fails by its estimated error
+SAMPLES_PER_FREEDOM = 5  # effective samples per degree of freedom along a chain; false alarms of AR(1) series are right
+LARGEST_FACTOR = 100  # largest factor by which a run is recommended to be longer
 
 
 class Verdict(StrEnum):
@@ -48,25 +48,17 @@ class Line:
     """One line of a certificate."""
 
     name: str
-    temperature: float | None
-    """Temperature T; None for a sampler without temperature."""
-    chain: int | None
-    """Index of the chain; None for a line about all chains at the temperature."""
+    temperature: float | None  # temperature T; None for a sampler without temperature
+    chain: int | None  # index of the chain; None for a line about all chains at the temperature
     value: float
-    uncertainty: float
-    """Standard error of `value`; 0 where the value is exact, NaN where the error is unknown."""
-    expected: float
-    """The correct value, or the limit."""
-    tolerance: float
-    """Largest acceptable distance of `value` from `expected`."""
+    uncertainty: float  # standard error of `value`; 0 where the value is exact, NaN where the error is unknown
+    expected: float  # the correct value, or the limit
+    tolerance: float  # largest acceptable distance of `value` from `expected`
     verdict: Verdict
     message: str
-    required: bool = True
-    """Whether the verdict counts for the certificate; False for lines that are for information."""
-    more_steps: float = 0.0
-    """Steps of every chain that an undecided line still needs; infinite where the run is too short by far."""
-    more_draws: float = 0.0
-    """Draws of mini-batch noise that an undecided line still needs."""
+    required: bool = True  # whether the verdict counts for the certificate; False for lines that are for information
+    more_steps: float = 0.0  # steps of every chain that an undecided line still needs; infinite for very many
+    more_draws: float = 0.0  # draws of mini-batch noise that an undecided line still needs
 
     @property
     def passed(self) -> bool:
@@ -87,31 +79,19 @@ class Measurement:
     standard_error: float
     expected: float
     tolerance: float
-    side: Literal["both", "above", "below"] = "both"
-    """Which deviations are bad: any, only values above the expected one, or only values below."""
-    name: str = ""
-    """Which of several measurements of a line, such as a layer."""
+    side: Literal["both", "above", "below"] = "both"  # direction of bad deviations from the expected value
+    name: str = ""  # which of several measurements of a line, such as a layer
     effective_samples: float = math.inf
-    num_draws: int | None = None
-    """Retained draws that were averaged; None for a number that is not an average over the trace."""
-    upper: float | None = None
-    """Upper bound on `value` at the pass confidence, where it is not a multiple of the standard error."""
-    known_error: float | None = None
-    """Standard error known beforehand, by which the line can fail with few samples."""
-    needed_error: float = math.inf
-    """Largest standard error with which `consistent` passes."""
-    p_value: float | None = None
-    """Probability of such a deviation by chance, for a line that fails by a test of its own."""
-    longer: float = 2.0
-    """Factor by which an undecided run must be longer, where the rule cannot tell; 0 if that does not help."""
-    settles: bool = False
-    """Whether the deviation itself is expected to shrink in a longer run."""
-    remedy: str = ""
-    """Part of the message when the line fails."""
-    comment: str = ""
-    """Part of the message in any case."""
-    required: bool = True
-    """Whether the line counts for the certificate."""
+    num_draws: int | None = None  # retained draws that were averaged; None for a number that is not from the trace
+    upper: float | None = None  # upper bound on `value` with 95 % confidence, if it does not follow from the error
+    known_error: float = math.inf  # standard error known beforehand, by which the line can fail with few samples
+    needed_error: float = math.inf  # largest standard error with which `consistent` passes
+    p_value: float | None = None  # probability of such a deviation by chance, for a line with a test of its own
+    longer: float = 2.0  # factor by which an undecided run must be longer, if the rule cannot tell; 0 if in vain
+    settles: bool = False  # whether the deviation itself is expected to shrink in a longer run
+    remedy: str = ""  # part of the message when the line fails
+    comment: str = ""  # part of the message in any case
+    required: bool = True  # whether the line counts for the certificate
 
     @property
     def deviation(self) -> float:
@@ -147,8 +127,7 @@ class RunLength:
         return f"about {steps // self.steps_per_record:,} more records ({steps:,} steps) are needed"
 
 
-Judgement: TypeAlias = tuple[Verdict, float]
-"""A verdict and, where it is undecided, the factor by which the number of samples must grow; 0 if that cannot help."""
+Judgement: TypeAlias = tuple[Verdict, float]  # verdict, and for an undecided one the factor in samples that is needed
 Rule: TypeAlias = Callable[[Measurement, int], Judgement]
 
 
@@ -167,9 +146,8 @@ def within_tolerance(m: Measurement, num_lines: int) -> Judgement:
             return Verdict.FAILED, 0.0
         if deviation + reach <= tolerance:
             return Verdict.PASSED, 0.0
-    elif m.known_error is not None:
-        if deviation - tolerance > _quantile(false_alarm, math.inf) * max(m.known_error, error):
-            return Verdict.FAILED, 0.0
+    elif deviation - tolerance > _quantile(false_alarm, math.inf) * max(m.known_error, error):
+        return Verdict.FAILED, 0.0
     if m.upper is not None or m.p_value is not None:
         return Verdict.UNDECIDED, m.longer
     quantile = pass_quantile if deviation <= tolerance else fail_quantile
@@ -230,12 +208,110 @@ def judge(
     return Line(name, temperature, chain, *numbers, verdict, message, m.required, more_steps, more_draws)
 
 
-def overall(lines: Iterable[Line]) -> Verdict:
-    """Return failed if any line that counts failed, passed if all that count passed, undecided otherwise."""
-    verdicts = {line.verdict for line in lines if line.required}
-    if Verdict.FAILED in verdicts:
-        return Verdict.FAILED
-    return Verdict.PASSED if verdicts == {Verdict.PASSED} else Verdict.UNDECIDED
+@dataclass(frozen=True)
+class Certificate:
+    """Lines of evidence, and the verdict that follows from them."""
+
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]  # what was not examined, and why
+    sampler: str
+    num_weights: int
+    burn_in: float
+    length: RunLength  # length of the run
+
+    @property
+    def verdict(self) -> Verdict:
+        """Failed if any line that counts failed, passed if all that count passed, undecided otherwise."""
+        found = {line.verdict for line in self.lines if line.required}
+        if Verdict.FAILED in found:
+            return Verdict.FAILED
+        return Verdict.PASSED if found == {Verdict.PASSED} else Verdict.UNDECIDED
+
+    @property
+    def passed(self) -> bool:
+        """Whether the samples can be trusted; False when undecided."""
+        return self.verdict is Verdict.PASSED
+
+    @property
+    def failed_lines(self) -> tuple[Line, ...]:
+        """The lines that count and failed."""
+        return self._lines(Verdict.FAILED)
+
+    def _lines(self, verdict: Verdict) -> tuple[Line, ...]:
+        return tuple(line for line in self.lines if line.required and line.verdict is verdict)
+
+    @property
+    def summary(self) -> str:
+        """The verdict, and the lines that decide it, in one sentence."""
+        passed, failed, undecided = map(self._lines, Verdict)
+        num_lines = len(passed + failed + undecided)
+        text = f"certificate {self.verdict}: {len(passed)} of {num_lines} lines passed"
+        text += f"; failed: {_names(failed)}" if failed else ""
+        return text + (f"; undecided: {_names(undecided)}" if undecided else "")
+
+    @property
+    def advice(self) -> str:
+        """What would decide an undecided certificate; empty for others."""
+        return self.advice_for(None)
+
+    def advice_for(self, folder: Path | None) -> str:
+        """Return the advice with the command that continues the run in a folder."""
+        if self.verdict is not Verdict.UNDECIDED:
+            return ""
+        lines, parts = self._lines(Verdict.UNDECIDED), []
+        if steps := max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0):
+            total = self.length.num_steps + steps
+            command = f"; `pseudolangevin resume {folder} --steps {total}`" if folder else f", {total:,} in all"
+            parts.append(f"about {steps:,} more steps per chain{command}")
+        if far := [line for line in lines if math.isinf(line.more_steps)]:
+            longer = "even longer" if steps else f"a run more than {LARGEST_FACTOR} times as long"
+            parts.append(f"{longer} for {_names(far)}")
+        if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
+            draws += self.length.noise_draws
+            again = f"`pseudolangevin check {folder} --noise-draws {draws}`"
+            parts.append(f"more draws of noise: {again if folder else f'certificate(..., noise_draws={draws})'}")
+        others = [line for line in lines if not (line.more_steps or line.more_draws)]
+        parts += [f"{line.name}: {line.message}" for line in others[:1]]
+        return f"undecided: {'; '.join(parts)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
+
+        def plain(value: Any) -> Any:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        about = {name: getattr(self, name) for name in ("passed", "sampler", "num_weights", "burn_in", "advice")}
+        lines = [{name: plain(value) for name, value in asdict(line).items()} for line in self.lines]
+        return {"verdict": self.verdict.value, **about, "notes": list(self.notes), "lines": lines}
+
+    def to_text(self, *, width: int = 160, folder: Path | None = None) -> str:
+        """Return the table of lines, the notes, the summary and the advice."""
+        from rich.console import Console  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+
+        table = Table(box=None, pad_edge=False)
+        for title in ("T", "chain", "line", "value ± error", "expected ± tolerance", "verdict", ""):
+            table.add_column(title, no_wrap=title not in ("line", ""), justify="right" if "±" in title else "left")
+        for line in self.lines:
+            temperature = "" if line.temperature is None else f"{line.temperature:g}"
+            value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
+            where = "all" if line.chain is None else str(line.chain)
+            table.add_row(temperature, where, line.name, value, expected, line.label, line.message)
+        stream = StringIO()
+        Console(file=stream, width=width, color_system=None).print(table)
+        rows = [row.rstrip() for row in stream.getvalue().splitlines()]
+        last = [*(f"note: {note}" for note in self.notes), self.summary, self.advice_for(folder)]
+        return "\n".join([*rows, *filter(None, last)])
+
+    def __str__(self) -> str:
+        """Return the certificate as a table."""
+        return self.to_text()
+
+
+def _names(lines: Sequence[Line]) -> str:
+    """Return the names of lines, each once, with their numbers."""
+    counted = Counter(line.name for line in lines)
+    return ", ".join(f"{name} (x{count})" if count > 1 else name for name, count in counted.items())
 
 
 def _quantile(tail: float, samples: float) -> float:
