@@ -39,15 +39,8 @@ def measure(problem: Problem, train: pl.Dataset, start: Any, ratio: float, reten
         max_refresh_interval=INTERVAL,
     )
     run = pl.Run(sampler, temperatures=[TEMPERATURE])
-    found = measure_diffusion(
-        run,
-        run.start(start, 1),
-        every=INTERVAL,
-        seconds=np.inf,
-        max_steps=num_steps,
-        observe=True,
-        observing_share=np.inf,
-    )
+    states, options = run.start(start, 1), {"every": INTERVAL, "seconds": np.inf, "max_steps": num_steps}
+    found = measure_diffusion(run, states, observe=True, **options)
     row: dict[str, Any] = {"temperature_ratio": ratio, "squared_momentum_retention": retention}
     if found.diffusion is None:
         return row | {"stopped_after": found.num_steps}, start

@@ -66,10 +66,8 @@ class Machine:
             num_steps=round(seconds / step),
             seconds=seconds,
             refresh_seconds=0.0,
-            num_refreshes=0,
             observables={name: value * (1 + shift[name] + noise) for name, value in OBSERVABLES.items()},
             states=SimpleNamespace(weights=np.zeros((1, 3))),
-            preparation_seconds=0.0,
         )
 
 
