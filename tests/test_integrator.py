@@ -1,4 +1,4 @@
-"""The step against plain NumPy, its limits, and its scaling laws."""
+"""The step against plain NumPy, its limiting cases, and its scaling."""
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def test_without_friction_it_is_velocity_verlet():
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_scaling_time_step_and_masses_together_changes_nothing(scale):
+def test_the_trajectory_does_not_change_if_time_step_and_masses_are_scaled(scale):
     """δt → s·δt, M → s²·M, h → s·h leaves the weights' trajectory as it is."""
     p = problem(4)
     noise = np.random.default_rng(5).normal(size=(20, 7))
@@ -131,8 +131,8 @@ def test_scaling_time_step_and_masses_together_changes_nothing(scale):
     np.testing.assert_allclose(trajectory(scale), trajectory(1.0), atol=1e-12)
 
 
-def test_injected_noise_vanishes_at_the_limit_and_never_turns_nan():
-    """At 𝒯 = 1/(1 + c1²) the mini-batch noise is all there is; a hair above, rounding must not give NaN."""
+def test_injected_noise_vanishes_at_the_limit_and_is_never_nan():
+    """At 𝒯 = 1/(1 + c1²) there is mini-batch noise only; just above it, rounding must not give NaN."""
     c1, T, m = 0.9, 1.0, 2.0
     v = 4 * (1 - c1**2) * T * m / (1 + c1**2)
     for factor in (1.0, 1 + 1e-6):

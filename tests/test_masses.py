@@ -27,13 +27,13 @@ def test_masses_from_noise_give_the_wanted_ratio(ratio):
 
 
 def test_the_ratio_is_the_share_of_the_thermal_noise_of_a_half_step():
-    """(δt/2)²·𝒱 = 𝒯·(1 − c1²)·M·T: at 𝒯 = 1 the half step of eq:ExtendedMomenta_pL has no room for other noise."""
+    """(δt/2)²·𝒱 = 𝒯·(1 − c1²)·M·T: at 𝒯 = 1 the half step of eq:ExtendedMomenta_pL has no other noise."""
     mass = masses.from_noise(VARIANCE, jnp.asarray(T), 0.25, C1, DT)
     share = (DT / 2) ** 2 * VARIANCE["kernel"] / ((1 - C1**2) * mass["kernel"] * T)
     np.testing.assert_allclose(share, 0.25, rtol=1e-6)
 
 
-def test_the_floor_is_a_share_of_the_tensor_s_mean():
+def test_the_floor_is_a_share_of_the_mean_of_the_tensor():
     floored = masses.floor_variance(VARIANCE, 0.5)
     np.testing.assert_allclose(floored["kernel"], [[1.5, 2.0], [3.0, 6.0]])
     np.testing.assert_allclose(floored["bias"], [0.5, 0.125])
@@ -72,14 +72,14 @@ def test_groups(granularity, shape, expected):
     assert masses.uniform({"w": jnp.ones(shape)}, 2.0, granularity)["w"].shape == expected
 
 
-def test_a_group_answers_to_its_noisiest_member():
+def test_masses_of_a_group_are_those_of_its_noisiest_weight():
     np.testing.assert_array_equal(masses.by_group(jnp.max, VARIANCE, "row")["kernel"], [[3.0, 6.0]])
     np.testing.assert_array_equal(masses.by_group(jnp.max, VARIANCE, "tensor")["kernel"], [[6.0]])
     np.testing.assert_array_equal(masses.by_group(jnp.max, VARIANCE, "row")["bias"], VARIANCE["bias"])
     np.testing.assert_array_equal(masses.by_group(jnp.mean, VARIANCE, "tensor")["kernel"], [[3.0]])
 
 
-def test_the_minimum_keeps_the_regularizer_slow():
+def test_the_minimum_bounds_the_frequency_of_the_regularizer():
     stiffness, frequency = 0.3, 0.1
     minimum = masses.stable_minimum(stiffness, DT, frequency)
     assert np.sqrt(stiffness / minimum) * DT == pytest.approx(frequency)
