@@ -7,15 +7,14 @@ leaves the injected noise complete and adds the friction that belongs to the min
 
     w ← w + δt·h/M
     h ← c1²·h − l·g(w) + √((1 − c1⁴)·M·T)·ξ,          l = (1 + c1²)·δt/2
-    y ← f(G)·y  with  y = h/√(M·T),  G = n·l²/(S·T)·M^(−1/2)·Σ(w)·M^(−1/2)          (every n-th step)
+    y ← R(G)·y  with  y = h/√(M·T),  G = n·l²/(S·T)·M^(−1/2)·Σ(w)·M^(−1/2)          (every n-th step)
 
-After n kicks the mini-batch noise has added G to the covariance of y, which is 1 at equilibrium. The friction
-f(G) = (1 + G + (n − 1)/(2n)·G²)^(−1/2) removes it again: the covariance is 1 on average over the n steps, and after
-every step for n = 1. Friction may depend on the weights without any correction term.
+The contraction R(x) = 1 − a·x/(1 + b·x) gives every direction the right temperature, the ratio of its diffusion
+constant to its mobility. For n = 1, R(x) = 1/(1 + x/(1 + c1²)); for n > 1 see `friction_coefficients`. Friction may
+depend on the weights without any correction term.
 
-f(G)·y needs products with G only, each one a Jacobian-vector and a vector-Jacobian product on an independent batch.
-Two products give the Lanczos approximation with a Radau node at zero: the polynomial p of degree 2 that equals f at 0
-and at two Ritz values. It is f of a positive semi-definite 3 × 3 matrix, so |p(G)·y| ≤ |y|: friction never diverges.
+R(G)·y needs products with G only, each one a Jacobian-vector and a vector-Jacobian product on an independent batch; see
+`apply_friction`, which never increases |y|: the friction cannot diverge.
 
 Related methods: NOGIN (Matthews and Weare, arXiv 1805.08863), CCAdL (Shang et al., arXiv 1510.08692), SGFS (Ahn et al.,
 2012). None of them has masses from the noise or a product without a matrix.
@@ -23,6 +22,8 @@ Related methods: NOGIN (Matthews and Weare, arXiv 1805.08863), CCAdL (Shang et a
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -56,7 +57,10 @@ class BalancedLangevin(NoiseMassLangevin):
         temperature_ratio: 𝒯, the ratio of mini-batch noise to thermal noise that masses are set to. Diffusion grows in
             proportion to it.
         max_temperature_ratio: ratio above which a mass is raised after the warm-up; default: 4·`temperature_ratio`.
-        friction_every: steps n between two applications of the friction.
+        momentum_retention: c1. Momenta remember for 1/(1 − c1²) steps; a smaller c1 relaxes energies faster, but the
+            friction must then be applied more often.
+        friction_every: steps n between two applications of the friction; default: the largest n up to 5 with
+            n·(1 − c1²)·𝒯 ≤ 0.002, which was measured to be small enough.
         friction_batch_size: examples B of the batch that the friction is computed on; default: half of `batch_size`.
         num_warmup: steps during which masses are set from the noise; default: until two measurements at doubling
             intervals agree within `refresh_tolerance`.
@@ -66,8 +70,9 @@ class BalancedLangevin(NoiseMassLangevin):
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
     """
 
+    momentum_retention: float = math.sqrt(0.997)
     temperature_ratio: float = 0.1
-    friction_every: int = 5
+    friction_every: int | None = None
     friction_batch_size: int | None = None
     num_warmup: int | None = None
     warmup_refreshes: ClassVar[int] = 6
@@ -76,6 +81,9 @@ class BalancedLangevin(NoiseMassLangevin):
     def __post_init__(self) -> None:
         """Fill in the batch size of the friction and validate the settings."""
         super().__post_init__()
+        if self.friction_every is None:
+            bound = 0.002 / ((1 - self.momentum_retention**2) * self.temperature_ratio)
+            object.__setattr__(self, "friction_every", max(1, min(5, math.floor(bound + 1e-6))))
         check_integer("friction_every", self.friction_every, minimum=1)
         if self.friction_batch_size is None:
             object.__setattr__(self, "friction_batch_size", max(2, (self.batch_size or 2) // 2))
@@ -91,7 +99,19 @@ class BalancedLangevin(NoiseMassLangevin):
     @property
     def cycle(self) -> int:
         """Period of the step: the friction is applied once every `friction_every` steps."""
-        return self.friction_every
+        return self.friction_every or 1
+
+    def check(self, weights: Weights) -> None:
+        """Warn if the batch of the friction is so small that the friction itself is noisy."""
+        share = self.cycle * (1 - self.momentum_retention**2) * self.temperature_ratio
+        share *= trees.num_weights(weights) / (self.friction_batch_size or 2)
+        if share > 0.05:
+            warnings.warn(
+                f"friction_batch_size = {self.friction_batch_size} with friction_every = {self.friction_every}: the "
+                f"noise of the friction is {share:.0%} of the mini-batch noise, which may bias the samples; raise "
+                "friction_batch_size, or lower friction_every or temperature_ratio",
+                stacklevel=4,
+            )
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
         """Start the warm-up."""
@@ -104,8 +124,9 @@ class BalancedLangevin(NoiseMassLangevin):
     def step(self, state: LangevinState, batch: Batch | None) -> LangevinState:
         """Return the state after one step; in the middle of every cycle the friction is applied."""
         moved = super().step(state, batch)
-        due = state.step % self.friction_every == self.friction_every // 2
-        return moved._replace(half_step_momentum=lax.cond(due, self.rub, lambda s: s.half_step_momentum, moved))
+        due = state.step % self.cycle == self.cycle // 2
+        momentum = lax.cond(due, self.apply_balance, lambda s: s.half_step_momentum, moved)
+        return moved._replace(half_step_momentum=momentum)
 
     def run_cycle(self, state: LangevinState) -> LangevinState:
         """Return the state after one cycle: steps, the friction in the middle, steps."""
@@ -114,28 +135,29 @@ class BalancedLangevin(NoiseMassLangevin):
             step = super(BalancedLangevin, self).step
             return lax.scan(lambda s, _: (step(s, self.draw(s)), None), state, length=num)[0]
 
-        before = self.friction_every // 2 + 1
+        before = self.cycle // 2 + 1
         state = plain(state, before)
-        state = state._replace(half_step_momentum=self.rub(state))
-        return plain(state, self.friction_every - before) if self.friction_every > before else state
+        state = state._replace(half_step_momentum=self.apply_balance(state))
+        return plain(state, self.cycle - before) if self.cycle > before else state
 
-    def rub(self, state: LangevinState) -> Weights:
+    def apply_balance(self, state: LangevinState) -> Weights:
         """Return the momentum h after the friction f(G)."""
         num_examples = self.dataset.num_examples
         size, key = self.friction_batch_size or 2, stream_key(state.key, Stream.FRICTION)
         batch = self.dataset.take(draw_indices(key, num_examples, size, state.step))
         product = covariance_product(self.potential, trees.unpack(state.weights), batch, self.precision)
         kick = 0.5 * (1 + self.momentum_retention**2) * self.time_step
-        strength = self.friction_every * kick**2 / ((self.batch_size or 1) * state.temperature)
+        strength = self.cycle * kick**2 / ((self.batch_size or 1) * state.temperature)
         root = jax.tree.map(jnp.sqrt, state.masses)
 
-        def apply_noise(y: Weights) -> Weights:
+        def noise_product(y: Weights) -> tuple[Weights, Array]:
             velocity = jax.tree.map(lambda a, r: a / r, y, root)
-            force = trees.pack_like(velocity, product(trees.unpack(velocity)))
-            return jax.tree.map(lambda a, r: strength * a / r, force, root)
+            force, slopes = product(trees.unpack(velocity))
+            force = trees.pack_like(velocity, force)
+            return jax.tree.map(lambda f, r: strength * f / r, force, root), jnp.sqrt(strength) * slopes
 
         y = jax.tree.map(lambda h, r: h / r, state.half_step_momentum, root)
-        y = apply_friction(apply_noise, y, cycle=self.friction_every, num_examples=size)
+        y = apply_friction(noise_product, y, self.momentum_retention**2, self.cycle)
         return jax.tree.map(lambda a, r: a * r, y, root)
 
     def refresh(self, state: LangevinState) -> LangevinState:
@@ -171,43 +193,50 @@ class BalancedLangevin(NoiseMassLangevin):
         return super().measure(state, exact_gradient) | {"warmup_end": state.warmup_end}
 
 
-def apply_friction(product: Callable[[Weights], Weights], y: Weights, *, cycle: int, num_examples: int) -> Weights:
-    """Return f(G)·y with f(x) = (1 + x + a·x²)^(−1/2) and a = (n − 1)/(2n), from two products with G.
+def apply_friction(
+    product: Callable[[Weights], tuple[Weights, Array]], y: Weights, retained: float, cycle: int
+) -> Weights:
+    """Return R(G)·y from two products with G.
 
-    The result is p(G)·y, with p the polynomial of degree 2 that equals f at 0 and at the two Gauss nodes of λ·dμ, with
-    dμ the spectral measure of y (Lanczos with a Radau node at 0). Its norm is never larger than that of y.
+    The result is p(G)·y, with p the polynomial of degree 2 that equals R at 0 and at the two Gauss nodes of λ·dμ, with
+    dμ the spectral measure of y (Lanczos with a Radau node at 0). It is R of a positive semi-definite matrix, so its
+    norm is never larger than that of y.
 
-    G is an estimate from B examples, whose square is too large on average: E[Ĝ²] ≈ G² + G·tr(G)/B. The friction is
-    made stronger by the factor 1 + tr(G)/B to compensate, with tr(G) ≈ N·(y·G·y)/(y·y).
+    G is an estimate from B examples, whose square is too large on average, by t·G with t = ⟨|g|⁴⟩/(B·⟨|g|²⟩). The
+    friction is made stronger by the factor 1 + (b + a²)·t to compensate; a_i = g_i·y gives ⟨|g|⁴⟩ ≈ ⟨a_i⁴⟩/3.
 
     Args:
-        product: maps y to G·y; linear, symmetric and positive semi-definite.
+        product: maps y to G·y and the slopes a_i = g_i·y of B examples, with G = Σ_i g_i·g_iᵀ/(B − 1).
         y: momenta in units of √(M·T).
+        retained: c1².
         cycle: n, the number of kicks that G stands for.
-        num_examples: B.
     """
-    dot = trees.dot
-    u = product(y)
-    z = product(u)
-    tiny = jnp.finfo(jax.tree.leaves(y)[0].dtype).tiny
-    first = dot(y, u)
-    alpha = dot(u, u) / jnp.maximum(first, tiny)
+    dot, tiny = trees.dot, jnp.finfo(jax.tree.leaves(y)[0].dtype).tiny
+    u, slopes = product(y)
+    z, _ = product(u)
+    first = jnp.maximum(dot(y, u), tiny)
+    alpha = dot(u, u) / first
     shifted = jax.tree.map(lambda a, b: a - alpha * b, u, y)
     residual = jax.tree.map(lambda a, b: a - alpha * b, z, u)
     overlap = jnp.maximum(dot(shifted, residual), 0.0)
-    beta_squared = overlap / jnp.maximum(first, tiny)
     second = jnp.where(overlap > 1e-6 * first * alpha**2, dot(residual, residual) / jnp.maximum(overlap, tiny), alpha)
-    gap = jnp.sqrt(0.25 * (alpha - second) ** 2 + beta_squared)
-    stronger = 1 + trees.num_weights(y) * first / (jnp.maximum(dot(y, y), tiny) * num_examples)
+    gap = jnp.sqrt(0.25 * (alpha - second) ** 2 + overlap / first)
+    a, b = friction_coefficients(retained, cycle)
+    squares = jnp.mean(slopes**2) * slopes.shape[0] * dot(y, y) / float(trees.num_weights(y))
+    stronger = 1 + (b + a**2) * jnp.mean(slopes**4) / (3 * jnp.maximum(squares, tiny))
     low = stronger * jnp.maximum(0.5 * (alpha + second) - gap, 0.0)
     high = stronger * (0.5 * (alpha + second) + gap)
-    high = jnp.maximum(high, 1.001 * low + tiny)
-    curvature = (cycle - 1) / (2 * cycle)
+    linear = -a * stronger / (1 + b * low)
+    quadratic = a * b * stronger / ((1 + b * low) * (1 + b * high))
+    return jax.tree.map(lambda v0, v1, v2: v0 + linear * v1 + quadratic * (stronger * v2 - low * v1), y, u, z)
 
-    def slope(x: Array) -> Array:
-        """Return (f(x) − 1)/x."""
-        value = 1 / jnp.sqrt(1 + x + curvature * x**2)
-        return -(1 + curvature * x) * value**2 / (1 + value)
 
-    linear, quadratic = slope(low), (slope(high) - slope(low)) / (high - low)
-    return jax.tree.map(lambda a, b, c: a + stronger * (linear * b + quadratic * (stronger * c - low * b)), y, u, z)
+def friction_coefficients(retained: float, cycle: int) -> tuple[float, float]:
+    """Return a and b of R(x) = 1 − a·x/(1 + b·x) for c = c1² and n kicks between two applications of the friction.
+
+    A free particle with R(x) has the temperature T: the ratio of its diffusion constant to its mobility.
+    """
+    c, n = float(retained), cycle
+    first, second = sum(c**m for m in range(n)), sum(c ** (2 * m) for m in range(n))
+    b = (2 - n * second / first**2 - c**n * n / first) / (n * (1 - c**2))
+    return 1 / (1 + c), b
