@@ -79,7 +79,7 @@ def test_a_compiled_program_would_be_noticed():
 
 # Settings of the samplers: for each, arguments of one kind and the values that are rejected
 BAD_SETTINGS = [
-    (["time_step"], ["pseudo_langevin", "naive_pseudo_langevin", "full_batch_langevin", "hybrid_monte_carlo"], not_positive),
+    (["time_step"], ["pseudo_langevin", "full_batch_langevin", "hybrid_monte_carlo"], not_positive),
     (["momentum_retention"], ["pseudo_langevin", "balanced_langevin", "full_batch_langevin"],
      st.one_of(not_positive, st.floats(min_value=1.0))),
     (["batch_size"], ["pseudo_langevin", "balanced_langevin", "minibatch_hybrid_monte_carlo", "adam"],
@@ -113,7 +113,9 @@ BAD_SETTINGS = [
 @given(data=st.data())
 @quick
 def test_bad_settings_are_rejected(names, samplers, values, data):
-    name, sampler, value = (data.draw(strategy) for strategy in (st.sampled_from(names), st.sampled_from(samplers), values))
+    name, sampler, value = (
+        data.draw(strategy) for strategy in (st.sampled_from(names), st.sampled_from(samplers), values)
+    )
     check_rejected(lambda: make(sampler, **{name: value}), name)
 
 
@@ -161,7 +163,9 @@ def test_adam_has_no_temperature():
 
 
 @given(
-    st.sampled_from(["num_steps", "num_chains", "record_every", "chunk_size", "keep_weights_every", "observe_examples"]),
+    st.sampled_from(
+        ["num_steps", "num_chains", "record_every", "chunk_size", "keep_weights_every", "observe_examples"]
+    ),
     st.one_of(not_a_count, st.just(0)),
 )
 @quick

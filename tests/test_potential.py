@@ -40,7 +40,6 @@ def test_the_regularizer_is_per_weight():
         assert potential.stiffness({"w": jnp.ones(size)}) == 3.0 / size
 
 
-
 def test_regression_is_half_the_squared_distance():
     line = pl.regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=2.0)
     weights = {"slope": jnp.asarray(2.0), "offset": jnp.asarray(1.0)}
@@ -52,10 +51,6 @@ def test_regression_is_half_the_squared_distance():
     with pytest.raises(ValueError, match="make them equal"):  # shapes (S, 1) and (S,) would broadcast
         column.check(jnp.asarray(1.0), pl.Dataset(np.ones(5), np.ones(5)))
     assert float(line.energy(weights, (x, y))) == pytest.approx(2.5 / 3 + 2.0 / 4 * 5.0)
-
-
-
-
 
 
 GROUPS = {"layer1.*": 20.0, "*.bias": 0.0, "*": 5.0}
@@ -86,7 +81,6 @@ def test_groups_with_their_own_decay(small_task):
     assert potential.smallest_stiffness(364) == 0
     assert potential.has_regularizer
     assert not potential.regularizes_every_weight
-
 
 
 @pytest.mark.parametrize(
@@ -206,7 +200,9 @@ def test_the_energy_of_a_subset_is_that_of_the_full_network_up_to_a_constant(sma
     frozen = 5.0 / (2 * 364) * float(trees.squared_norm(part.frozen))
     energy = float(small_task.potential.energy(full, batch))
     assert float(part.potential.energy(moved, batch)) + frozen == pytest.approx(energy, rel=1e-6)
-    gradients = [jax.grad(p.energy)(w, batch)["layer3"] for p, w in ((small_task.potential, full), (part.potential, moved))]
+    gradients = [
+        jax.grad(p.energy)(w, batch)["layer3"] for p, w in ((small_task.potential, full), (part.potential, moved))
+    ]
     np.testing.assert_allclose(*map(trees.ravel, gradients), rtol=1e-5, atol=1e-8)
     with pytest.raises(ValueError, match="not the full network"):
         part.merge(full)

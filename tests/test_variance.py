@@ -63,7 +63,8 @@ def test_the_estimate_is_the_variance_of_one_example_over_the_batch_size(measure
 
 
 @pytest.mark.parametrize(
-    ("max_batches", "tolerance", "at_least", "at_most"), [(1000, 0.9, 100, 100), (220, 1e-6, 200, 200), (5000, 0.1, 150, 4950)]
+    ("max_batches", "tolerance", "at_least", "at_most"),
+    [(1000, 0.9, 100, 100), (220, 1e-6, 200, 200), (5000, 0.1, 150, 4950)],
 )
 def test_the_tolerance_decides_how_many_batches_are_used(measure, max_batches, tolerance, at_least, at_most):
     estimate = measure(block_size=50, max_batches=max_batches, tolerance=tolerance)

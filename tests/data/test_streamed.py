@@ -135,7 +135,6 @@ def test_64_bit_numbers_are_sent_with_32_bits(small_task: SmallTask) -> None:
     assert dataset.bytes_per_example == 20 * 4 + 4
 
 
-
 def test_bad_arguments_are_rejected(small_task: SmallTask) -> None:
     inputs, targets = np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets)
     for training, validation in (

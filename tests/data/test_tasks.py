@@ -124,7 +124,9 @@ def test_idx_files_are_read_as_written(folder, arrays):
         assert found.dtype == np.uint8
 
 
-@pytest.mark.parametrize(("code", "dtype"), [(0x08, ">u1"), (0x09, ">i1"), (0x0B, ">i2"), (0x0C, ">i4"), (0x0D, ">f4"), (0x0E, ">f8")])
+@pytest.mark.parametrize(
+    ("code", "dtype"), [(0x08, ">u1"), (0x09, ">i1"), (0x0B, ">i2"), (0x0C, ">i4"), (0x0D, ">f4"), (0x0E, ">f8")]
+)
 def test_every_type_of_number_is_read(tmp_path, code, dtype):
     array = np.array([[1, 2, 3], [100, 5, 6]], dtype)
     (tmp_path / "numbers").write_bytes(encoded(array, code))

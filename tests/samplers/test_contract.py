@@ -19,7 +19,7 @@ from pseudolangevin.samplers.base import MAX_STEPS
 
 MINIBATCH: dict[str, Any] = {"batch_size": 16, "refresh_every": 16, "variance_examples": 100}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "balanced_langevin": {"friction_every": 3, **MINIBATCH},
+    "balanced_langevin": {"friction_every": 4, "friction_batch_size": 200, **MINIBATCH},
     "pseudo_langevin": {"warmup_refreshes": 1, "reset_probability": 0.3, **MINIBATCH},
     "naive_pseudo_langevin": {"time_step": 0.005, **MINIBATCH},
     "full_batch_langevin": {"time_step": 0.05},
@@ -121,7 +121,7 @@ def test_records_are_made_at_the_position_of_the_states(result):
     assert float(last.squared_norm) == pytest.approx(float(trees.squared_norm(weights)), rel=1e-5)
     gradient = jax.grad(potential.energy)(weights, batch)
     assert float(last.virial_temperature) == pytest.approx(float(trees.dot(weights, gradient)) / 364, rel=1e-3)
-    total = float(last.layer_virial_temperature @ np.array([210, 110, 44])) / 364
+    total = float(last.layer_virial_temperature.values @ [210, 110, 44]) / 364
     assert total == pytest.approx(float(last.virial_temperature), rel=1e-4)
 
 
@@ -164,6 +164,15 @@ def test_one_step_is_a_segment_of_one_step(result):
     np.testing.assert_allclose(flat(stepped.weights), flat(segment.weights), rtol=1e-5, atol=1e-6)
     assert int(stepped.step) == int(segment.step) == NUM_STEPS + 1
     assert (result.sampler.draw(state) is None) == (result.sampler.batch_size is None)
+
+
+def test_blocks_of_steps_equal_single_steps(result):
+    """A GPU runs blocks; they start at multiples of the cycle, as the step 40 is for all samplers here."""
+    state, block = jax.tree.map(lambda leaf: leaf[0], result.states), 2 * result.sampler.cycle
+    single = jax.jit(lambda s, state: s.segment(state, 2 * block))(result.sampler, state)
+    blocks = jax.jit(lambda s, state: s.segment(state, 2, block))(result.sampler, state)
+    assert int(blocks.step) == int(single.step) == NUM_STEPS + 2 * block
+    np.testing.assert_allclose(flat(blocks.weights), flat(single.weights), rtol=1e-4, atol=1e-5)
 
 
 def test_a_chain_that_is_not_finite_is_put_back_and_one_that_stopped_does_not_move(result):

@@ -95,7 +95,6 @@ def test_a_trajectory_with_changing_batches_is_not_reversible(linear_task):
         assert largest_difference(back, weights) > 1e-4
 
 
-
 @pytest.mark.parametrize("chunk_size", [7, 5000])
 def test_the_exact_energy_does_not_depend_on_the_chunk_size(small_task, chunk_size):
     with jax.enable_x64(True):
@@ -189,7 +188,6 @@ def test_a_trajectory_that_diverges_is_rejected(linear_task):
     assert np.all(result.trace["acceptance"] == 0)
     assert np.all(result.trace["energy_error"] == np.inf)
     assert largest_difference(jax.tree.map(lambda leaf: leaf[0, 0], result.weights), linear_task.weights) == 0
-
 
 
 def test_mass_and_time_step_scale_together(linear_task):
