@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
@@ -107,23 +105,6 @@ def test_compensated_sums_are_as_good_as_float64(num):
     assert float(chains.high[1]) + float(chains.low[1]) == pytest.approx(2 * exact(values), rel=1e-12)
 
 
-compiled_total = jax.jit(gradients.total)
-
-
-@given(
-    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=64).map(
-        lambda v: np.resize(np.asarray(v, np.float32), 64)
-    ),
-)
-@settings(max_examples=60, deadline=None, derandomize=True)
-def test_cancellation_leaves_an_error_of_the_square_of_epsilon(values):
-    """The error is relative to the terms, not to the result."""
-    shuffled = np.concatenate([values, -values[::-1], np.asarray([1e-3], np.float32)])
-    error = abs(value(compiled_total(jnp.asarray(shuffled))) - exact(shuffled))
-    epsilon = float(np.finfo(np.float32).eps)
-    assert error <= 4 * len(shuffled) * epsilon**2 * np.abs(shuffled.astype(np.float64)).sum() + 1e-12
-
-
 def test_the_difference_of_two_near_energies_is_precise_to_its_own_size():
     """ΔU of 1e-7 between energies of 0.3, from 55 800 terms each, as a Metropolis step at T = 1e-6 needs."""
     rng = np.random.default_rng(4)
@@ -144,6 +125,8 @@ def test_adding_pairs_is_exact_and_float64_is_kept():
     tiny = float(np.float32(1e-9))
     left, right = Sum(jnp.float32(1.0), jnp.float32(1e-9)), Sum(jnp.float32(-1.0), jnp.float32(1e-9))
     assert value(jax.jit(gradients.add)(left, right)) == pytest.approx(2 * tiny, rel=1e-7)
+    values = jnp.asarray([1e8, 1.0, -1e8, 3e-5], jnp.float32)
+    assert value(jax.jit(gradients.total)(values)) == pytest.approx(1.0 + float(np.float32(3e-5)), rel=1e-7)
     with jax.enable_x64(True):
         total = gradients.total(jnp.asarray([1e16, 1.0, -1e16]))
         assert total.high.dtype == jnp.float64

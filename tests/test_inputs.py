@@ -128,38 +128,118 @@ def test_the_temperature_ratio_of_pseudo_langevin_is_below_its_limit(c1, factor,
     check_rejected(call, name, f"{limit:.4g}")
 
 
-def test_settings_that_contradict_each_other_are_rejected():
-    check_rejected(
-        lambda: make("pseudo_langevin", temperature_ratio=0.3, max_temperature_ratio=0.1),
-        "max_temperature_ratio", "0.1", remedy="raise the first",
-    )  # fmt: skip
-    check_rejected(lambda: make("pseudo_langevin", mass_floor=0.0), "mass_floor", remedy="weight_decay")
-    for name in ("patience", "validate_every"):
-        check_rejected(lambda n=name: make("adam", validation=None, **{n: 3}), f"{name} = 3 needs a validation set")
+# Each row: a call, the argument in its message, and the value or remedy in its message
+HEAVY = jax.tree.map(lambda w: w[None] ** 2 + 1, WEIGHTS)
+LABELS = np.arange(NUM) % 2
+ONES = np.ones(4, np.float32)
 
 
-@pytest.mark.parametrize("masses", [{"a": 1.0}, [1.0], np.ones(3), jax.tree.map(lambda w: w[None] ** 2 + 1, WEIGHTS)])
-@pytest.mark.parametrize("name", ["full_batch_langevin", "hybrid_monte_carlo"])
-def test_masses_that_do_not_fit_the_weights_are_rejected(name, masses):
-    check_rejected(lambda: run(make(name, masses=masses)), "masses", remedy="shaped like the weights")
+def labelled(labels: Any) -> pl.Dataset:
+    return pl.Dataset(DATASET.inputs, labels)
 
 
-# Arguments of sample
+def with_loss(loss: Any, width: int) -> pl.Sampler:
+    dataset = pl.Dataset(np.ones((NUM, width), np.float32), np.ones(NUM))
+    return pl.pseudo_langevin(pl.Potential(loss), dataset, batch_size=4)
+
+
+def with_layer(**changes: Any) -> dict:
+    return WEIGHTS | {"layer1": WEIGHTS["layer1"] | changes}
+
+
+def failing_loss(weights, batch):
+    raise KeyError("missing layer")
+
+
+LOSSES = [
+    (lambda w, batch: jnp.mean(batch[0] @ w), "remove the mean"),
+    (lambda w, batch: (batch[0] @ w)[:, None], "must return"),
+    (lambda w, batch: (batch[0] * w).sum(axis=0), "must return"),
+    (lambda w, batch: None, "must return"),
+    (lambda w, batch: (batch[0] @ w, batch[0] @ w), "must return"),
+    (lambda w, batch: (batch[0] @ w).astype(jnp.int32), "must return"),
+    (failing_loss, "missing layer"),
+]
+CALLS = [
+    # settings that contradict each other or do not fit the weights
+    (lambda: make("pseudo_langevin", temperature_ratio=0.3, max_temperature_ratio=0.1), "max_temp", "raise the first"),
+    (lambda: make("pseudo_langevin", mass_floor=0.0), "mass_floor", "weight_decay"),
+    (lambda: make("adam", validation=None, patience=3), "patience = 3", "needs a validation set"),
+    (lambda: make("adam", validation=None, validate_every=3), "validate_every = 3", "needs a validation set"),
+    (lambda: make("adam", validation=pl.Dataset(np.ones((5, 4)), np.ones(5))), "validation", "examples of shapes"),
+    *(
+        (lambda n=name, m=masses: run(make(n, masses=m)), "masses", "shaped like the weights")
+        for name in ("full_batch_langevin", "hybrid_monte_carlo")
+        for masses in ({"a": 1.0}, [1.0], np.ones(3), HEAVY)
+    ),
+    # arguments of sample
+    *(
+        (lambda t=value: run(temperatures=t), "temperatures", "")
+        for value in (None, [], "15", [1e-50], [1e39], [0.1, 0.2, 0.1])
+    ),
+    (lambda: run(make("adam"), temperatures=[0.1]), "temperatures", "leave it out"),
+    (lambda: run(record_every=11), "record_every = 11", "record at least once"),
+    (lambda: run(num_steps=2**31), "num_steps", "32 bits"),
+    (lambda: run(observe_examples=NUM + 1), "observe_examples = 41", "between 1 and 40"),
+    *(
+        (lambda k=key: run(key=k), "key", "jax.random.key(0)")
+        for key in (None, "0", 0.5, True, 2**64, [0], np.zeros(2), THREE_KEYS)
+    ),
+    (lambda: run(observables={"a b": jnp.sum}), "observables", "'a b'; use a Python identifier"),
+    (lambda: run(observables={3: jnp.sum}), "observables", "3; use a Python identifier"),
+    (lambda: run(observables={"loss": jnp.sum}), "observables", "'loss', which the trace uses already"),
+    (lambda: run(observables={"chain": jnp.sum}), "observables", "'chain', which the trace uses already"),
+    (lambda: run(observables={"margin": 3.0}), "observables", "3.0 is not callable"),
+    # data
+    *(
+        (lambda b=bad, n=name: pl.Dataset(**{"inputs": ONES, "targets": ONES} | {n: b}), name, "")
+        for bad in (np.ones((0, 3)), np.ones((4, 0)), [], None, {}, 3.0, np.array(["a", "b"]))
+        for name in ("inputs", "targets")
+    ),
+    (lambda: pl.Dataset(np.ones((5, 2)), ONES), "inputs has 5 examples and targets has 4", "the same length"),
+    (lambda: pl.Dataset({"a": np.ones(3), "b": np.ones(4)}, np.ones(3)), "inputs", "[3, 4]"),
+    (lambda: pl.Dataset(np.full((4, 2), 1e300), ONES), "inputs", "NaN or infinity"),
+    (lambda: run(pl.adam(POTENTIAL, labelled(LABELS + 1)), temperatures=None), "targets holds the label 2", "0 … 1"),
+    (lambda: run(test=labelled(LABELS - 1)), "targets holds the label -1", "0 … 1"),
+    (lambda: run(make("adam", validation=labelled(9 * LABELS)), temperatures=None), "validation: targets", "label 9"),
+    (lambda: run(test=labelled(LABELS.astype(np.float32))), "targets", "astype('int32')"),
+    (lambda: run(test=labelled(LABELS.astype(bool))), "targets", "astype('int32')"),
+    # weights, losses, networks and tasks
+    *(
+        (lambda d=dtype: run(weights=with_layer(bias=jnp.ones(4, d))), r"weights\['layer1'\]", "astype('float32')")
+        for dtype in ("int8", "bool", "complex64", "float16", "bfloat16")
+    ),
+    *(
+        (lambda w=empty: run(weights=w), "weights is an empty pytree", "network.init")
+        for empty in ({}, [], None, (), {"a": {}}, {"a": np.ones((0, 3), np.float32)})
+    ),
+    (lambda: run(weights=with_layer(bias=ONES * np.nan)), r"weights\['layer1'\]\['bias'\]", "NaN or infinity"),
+    (lambda: run(weights={"a": 1.0, "b": ONES}), "weights", "jnp.asarray"),
+    (lambda: run(weights={"layer1": WEIGHTS["layer1"]}), "per_example_loss", "fails"),
+    *(  # the numbers of inputs, 3 and 5, are also those of the examples that the check uses
+        (lambda f=loss, n=width: run(with_loss(f, n), np.ones(n, np.float32)), "per_example_loss", message)
+        for loss, message in LOSSES
+        for width in (3, 5)
+    ),
+    (lambda: pl.Potential("loss"), "per_example_loss", "not callable"),
+    (lambda: pl.models.feedforward((3,)), "sizes", "positive integers"),
+    (lambda: pl.models.feedforward((3, 2.5)), "sizes", "positive integers"),
+    (lambda: pl.models.feedforward((3, 2), output_activation="tanh"), "output_activation", "'relu'"),
+    (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=0, num_test=5), "num_train", "at least 1"),
+    (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=5, num_test=5, flip_probability=0.6), "flip_prob", "0.6"),
+]
+
+
+@pytest.mark.parametrize("row", range(len(CALLS)))
+def test_bad_calls_are_rejected(row):
+    call, argument, text = CALLS[row]
+    check_rejected(call, argument, text)
 
 
 @given(not_positive)
 @quick
 def test_temperatures_are_positive_numbers(value):
     check_rejected(lambda: run(temperatures=[1e-3, value]), "temperatures", repr(value))
-
-
-@pytest.mark.parametrize("value", [None, [], "15", [1e-50], [1e39], [0.1, 0.2, 0.1]])
-def test_temperatures_are_different_and_within_single_precision(value):
-    check_rejected(lambda: run(temperatures=value), "temperatures")
-
-
-def test_adam_has_no_temperature():
-    check_rejected(lambda: run(make("adam"), temperatures=[0.1]), "temperatures", remedy="leave it out")
 
 
 @given(
@@ -173,34 +253,6 @@ def test_counts_are_positive_integers(name, value):
     check_rejected(lambda: run(**{name: value}), name, repr(value), remedy="integer")
 
 
-def test_numbers_beyond_the_run_or_the_data_are_rejected():
-    check_rejected(lambda: run(record_every=11), "record_every", "11", remedy="record at least once")
-    check_rejected(lambda: run(num_steps=2**31), "num_steps", remedy="32 bits")
-    check_rejected(lambda: run(observe_examples=NUM + 1), "observe_examples", str(NUM + 1))
-
-
-@pytest.mark.parametrize("value", [None, "0", 0.5, True, 2**64, [0], np.zeros(2), THREE_KEYS])
-def test_a_key_is_a_seed_or_one_key(value):
-    check_rejected(lambda: run(key=value), "key", remedy="jax.random.key(0)")
-
-
-@pytest.mark.parametrize(
-    ("observables", "message"),
-    [
-        ({"a b": jnp.sum}, "'a b'; use a Python identifier"),
-        ({3: jnp.sum}, "3; use a Python identifier"),
-        ({"loss": jnp.sum}, "'loss', which the trace uses already"),
-        ({"chain": jnp.sum}, "'chain', which the trace uses already"),
-        ({"margin": 3.0}, "3.0 is not callable"),
-    ],
-)
-def test_names_of_own_observables_are_checked(observables, message):
-    check_rejected(lambda: run(observables=observables), "observables", message)
-
-
-# Data
-
-
 @given(not_finite, st.integers(0, NUM - 1), st.sampled_from(["inputs", "targets"]), st.sampled_from(["f4", "f8"]))
 @quick
 def test_data_are_finite(value, index, name, dtype):
@@ -209,103 +261,7 @@ def test_data_are_finite(value, index, name, dtype):
     check_rejected(lambda: pl.Dataset(**arrays), name, "NaN or infinity", remedy="remove or repair")
 
 
-@pytest.mark.parametrize("bad", [np.ones((0, 3)), np.ones((4, 0)), [], None, {}, 3.0, np.array(["a", "b"])])
-def test_data_are_arrays_with_examples(bad):
-    check_rejected(lambda: pl.Dataset(bad, np.ones(4)), "inputs")
-    check_rejected(lambda: pl.Dataset(np.ones(4), bad), "targets")
-
-
-def test_lengths_and_precision_of_data_are_checked():
-    check_rejected(lambda: pl.Dataset(np.ones((5, 2)), np.ones(6)), "inputs has 5 examples and targets has 6")
-    check_rejected(lambda: pl.Dataset({"a": np.ones(3), "b": np.ones(4)}, np.ones(3)), "inputs", "[3, 4]")
-    check_rejected(lambda: pl.Dataset(np.full((4, 2), 1e300), np.ones(4)), "inputs", "NaN or infinity")
-
-
-@pytest.mark.parametrize("label", [-1, 2, 1000])
-def test_labels_are_in_range(label):
-    dataset = pl.Dataset(DATASET.inputs, np.append(np.arange(NUM - 1) % 2, label))
-    sampler = pl.pseudo_langevin(POTENTIAL, dataset, batch_size=4)
-    check_rejected(lambda: run(sampler), "targets", str(label), remedy="0 … 1")
-    check_rejected(lambda: run(test=dataset), "targets", str(label))
-    check_rejected(lambda: run(make("adam", validation=dataset), temperatures=None), "validation: targets", str(label))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.bool_])
-def test_labels_are_integers(dtype):
-    dataset = pl.Dataset(DATASET.inputs, (np.arange(NUM) % 2).astype(dtype))
-    sampler = pl.pseudo_langevin(POTENTIAL, dataset, batch_size=4)
-    check_rejected(lambda: run(sampler), "targets", remedy="astype('int32')")
-
-
-def test_a_validation_set_has_examples_like_those_of_the_training_set():
-    other = pl.Dataset(np.ones((5, 4)), np.ones(5))
-    check_rejected(lambda: make("adam", validation=other), "validation holds examples of shapes")
-
-
-# Weights and losses
-
-
-@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float16", "bfloat16"])
-def test_weights_are_in_single_or_double_precision(dtype):
-    weights = WEIGHTS | {"layer2": jax.tree.map(lambda w: jnp.asarray(w).astype(dtype), WEIGHTS["layer2"])}
-    check_rejected(lambda: run(weights=weights), r"weights\['layer2'\]", dtype, remedy="astype('float32')")
-
-
-@pytest.mark.parametrize("empty", [{}, [], None, (), {"a": {}}, {"a": np.ones((0, 3), np.float32)}])
-def test_weights_are_not_empty(empty):
-    check_rejected(lambda: run(weights=empty), "weights", "empty", remedy="network.init")
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_are_finite_arrays_that_fit_the_network(value):
-    bias = np.append(WEIGHTS["layer1"]["bias"][:-1], np.float32(value))
-    weights = WEIGHTS | {"layer1": WEIGHTS["layer1"] | {"bias": bias}}
-    check_rejected(lambda: run(weights=weights), r"weights\['layer1'\]\['bias'\]", "NaN or infinity")
-    check_rejected(lambda: run(weights={"a": 1.0, "b": np.ones(3, np.float32)}), "weights", remedy="jnp.asarray")
-    check_rejected(lambda: run(weights={"layer1": WEIGHTS["layer1"]}), "per_example_loss", "fails")
-
-
-def raises(weights, batch):
-    raise KeyError("missing layer")
-
-
-LOSSES = {
-    "a scalar": (lambda w, batch: jnp.mean(batch[0] @ w), "remove the mean"),
-    "a column": (lambda w, batch: (batch[0] @ w)[:, None], "must return"),
-    "one number per input": (lambda w, batch: (batch[0] * w).sum(axis=0), "must return"),
-    "nothing": (lambda w, batch: None, "must return"),
-    "a pair": (lambda w, batch: (batch[0] @ w, batch[0] @ w), "must return"),
-    "integers": (lambda w, batch: (batch[0] @ w).astype(jnp.int32), "must return"),
-    "an error": (raises, "missing layer"),
-}
-
-
-@pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize("width", [3, 5])
-def test_a_loss_returns_one_number_per_example(kind, width):
-    """The numbers of inputs, 3 and 5, are also those of the examples that the check uses."""
-    dataset = pl.Dataset(np.ones((NUM, width), np.float32), np.ones(NUM))
-    sampler = pl.pseudo_langevin(pl.Potential(LOSSES[kind][0]), dataset, batch_size=4)
-    check_rejected(lambda: run(sampler, np.ones(width, np.float32)), "per_example_loss", LOSSES[kind][1])
-
-
 @given(st.one_of(st.floats(max_value=-1e-30), not_finite, not_a_number.filter(lambda v: v != {})))
 @quick
 def test_weight_decay_is_not_negative(value):
     check_rejected(lambda: pl.Potential(lambda w, b: b[0], weight_decay=value), "weight_decay", repr(value))
-
-
-@pytest.mark.parametrize(
-    ("call", "argument"),
-    [
-        (lambda: pl.Potential("loss"), "per_example_loss"),
-        (lambda: pl.models.feedforward((3,)), "sizes"),
-        (lambda: pl.models.feedforward((3, 0)), "sizes"),
-        (lambda: pl.models.feedforward((3, 2.5)), "sizes"),
-        (lambda: pl.models.feedforward((3, 2), output_activation="tanh"), "output_activation"),
-        (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=0, num_test=5), "num_train"),
-        (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=5, num_test=5, flip_probability=0.51), "flip_prob"),
-    ],
-)
-def test_bad_arguments_of_losses_networks_and_tasks_are_rejected(call, argument):
-    check_rejected(call, argument)

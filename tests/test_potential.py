@@ -112,27 +112,6 @@ def test_masses_respect_the_stiffest_group():
     assert float(state.masses["stiff"][0]) == pytest.approx(80.0 / 4 / 0.1**2, rel=1e-5)
 
 
-def test_every_group_has_its_own_prior():
-    """Without data, ⟨w²⟩ = T·N/λ_g in each group; hMC is exact and its virial is T."""
-    potential = pl.Potential(lambda w, batch: 0 * batch[0], weight_decay={"a": 100.0, "b": 400.0})
-    weights = {"a": jnp.zeros(50), "b": jnp.zeros(50)}
-    dataset = pl.Dataset(np.zeros(4), np.zeros(4))
-    sampler = pl.hybrid_monte_carlo(potential, dataset, num_leapfrog_steps=5, time_step=0.35)
-    result = pl.sample(
-        sampler, weights, temperatures=[0.3], num_chains=8, num_steps=400, record_every=4, keep_weights_every=1, key=0
-    )
-    trace = result.trace.isel(draw=slice(10, None))
-    # 8 chains × 90 draws × 50 weights, an autocorrelation of a few moves: 2 % is about four standard errors.
-    for name, variance in [("a", 0.3), ("b", 0.075)]:
-        assert result.samples is not None
-        assert float((result.samples[name][:, :, 10:].astype(np.float64) ** 2).mean()) == pytest.approx(
-            variance, rel=0.02
-        )
-    assert float(trace.virial_temperature.mean()) == pytest.approx(0.3, rel=0.02)
-    np.testing.assert_allclose(trace.layer_virial_temperature.mean(["temperature", "chain", "draw"]), 0.3, rtol=0.02)
-    np.testing.assert_allclose(trace.potential.mean(), 0.5 * 100 * 0.3, rtol=0.02)
-    assert float(np.abs(trace.energy_error).max()) < 3
-
 
 def test_next_token():
     table = np.random.default_rng(0).normal(size=(4, 4))
@@ -206,33 +185,19 @@ def test_the_energy_of_a_subset_is_that_of_the_full_network_up_to_a_constant(sma
     np.testing.assert_allclose(*map(trees.ravel, gradients), rtol=1e-5, atol=1e-8)
     with pytest.raises(ValueError, match="not the full network"):
         part.merge(full)
+    groups = pl.classification(small_task.network.apply, weight_decay=GROUPS)
+    part = pl.subset(groups, small_task.weights, "layer3.*")
+    assert part.potential.stiffness(part.weights)["layer3"] == {"kernel": 5.0 / 364, "bias": 0.0}
 
 
-def test_the_decay_of_groups_in_a_subset():
-    weights = {"embedding": jnp.ones((3, 2)), "layer": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
-    potential = pl.Potential(lambda w, batch: batch[0], weight_decay={"embedding": 2.0, "*.bias": 1.0, "*": 4.0})
-    part = pl.subset(potential, weights, "layer.*")
-    assert part.potential.stiffness(part.weights)["layer"] == {"kernel": 4.0 / 15, "bias": 1.0 / 15}
 
-
-def test_pseudo_langevin_agrees_with_hybrid_monte_carlo_on_a_subset(small_task):
-    """U restricted to the last layer is convex; no other tensor moves."""
+def test_a_subset_is_sampled_and_nothing_else_moves(small_task):
     part = pl.subset(small_task.potential, small_task.weights, "layer3.*")
-    train = small_task.train.head(300)
-    langevin = pl.pseudo_langevin(part.potential, train, batch_size=100, variance_max_batches=100, warmup_refreshes=0)
-    hybrid = pl.hybrid_monte_carlo(part.potential, train, num_leapfrog_steps=4, time_step=2.0)
-    result, exact = (
-        pl.sample(s, part.weights, temperatures=[1e-2], num_chains=4, num_steps=n, record_every=n // 100, key=0)
-        for s, n in ((langevin, 1_500), (hybrid, 300))
-    )
+    sampler = pl.pseudo_langevin(part.potential, small_task.train, batch_size=50, variance_max_batches=100)
+    result = pl.sample(sampler, part.weights, temperatures=[1e-2], num_steps=20, record_every=10, key=0)
     assert result.num_weights == 44
     assert result.weights["layer1"] == {"kernel": None, "bias": None}
     assert list(result.trace.layer.values) == ["bias", "kernel"]
-    sampled, reference = (r.trace.isel(draw=slice(20, None)) for r in (result, exact))
-    for name in ("loss", "squared_norm", "virial_temperature"):
-        by_chain = np.stack([t[name].mean("draw").values[0] for t in (sampled, reference)])
-        # The bias of pseudo-Langevin at 𝒯 = 0.01 in so small a network is a few per cent.
-        error = by_chain.std(axis=1, ddof=1) / 2
-        difference = by_chain[0].mean() - by_chain[1].mean()
-        assert abs(difference) < 3 * np.hypot(*error) + 0.03 * by_chain[1].mean()
-    assert float(reference.acceptance.mean()) > 0.5
+    full = part.merge(jax.tree.map(lambda w: w[0, 0], result.weights))
+    loss = small_task.potential.loss(full, small_task.train.batch)
+    assert float(result.trace.loss[0, 0, -1]) == pytest.approx(float(loss), rel=1e-5)

@@ -80,13 +80,6 @@ def test_chains_are_those_of_data_on_the_device(
     np.testing.assert_allclose(result.trace.loss, reference.trace.loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["memory", "file", "zarr"])
-def test_every_kind_of_array_gives_the_same_examples(small_task: SmallTask, tmp_path: Path, kind: str) -> None:
-    arrays = [stored(kind, array, tmp_path / str(position)) for position, array in enumerate(small_task.train.batch)]
-    indices = np.array([[999, 0], [5, 999]])
-    for got, array in zip(pl.StreamedDataset(*arrays).fetch(indices), small_task.train.batch, strict=True):
-        np.testing.assert_array_equal(got, np.asarray(array)[indices])
-
 
 @pytest.mark.parametrize("num_components", [5, 16, 20])
 def test_signs_are_unpacked_to_their_values(num_components: int) -> None:
@@ -122,17 +115,6 @@ def test_exact_samplers_fetch_data_as_needed(small_task: SmallTask) -> None:
 
     on_host = pl.StreamedDataset(np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets))
     np.testing.assert_allclose(sampled(on_host).trace.loss, sampled(small_task.train).trace.loss, rtol=1e-6)
-
-
-def test_64_bit_numbers_are_sent_with_32_bits(small_task: SmallTask) -> None:
-    inputs = np.asarray(small_task.train.inputs, np.float64)
-    targets = np.asarray(small_task.train.targets, np.int64)
-    dataset = pl.StreamedDataset(inputs, targets)
-    batch = dataset.fetch(np.array([[3, 5], [7, 3]]))
-    assert batch[0].dtype == np.float32
-    assert batch[1].dtype == np.int32
-    np.testing.assert_array_equal(batch[0][1, 1], inputs[3])
-    assert dataset.bytes_per_example == 20 * 4 + 4
 
 
 def test_bad_arguments_are_rejected(small_task: SmallTask) -> None:

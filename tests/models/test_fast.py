@@ -77,20 +77,6 @@ def test_kernels_give_the_gradient(sizes: tuple[int, ...], output_activation: st
     assert relative_error(gradient, reference) < 0.05  # the rounding itself: 8 bits, of few examples
 
 
-def test_kernels_are_exact_for_numbers_that_bfloat16_holds() -> None:
-    """Only ∂z is rounded then."""
-    network = pl.models.feedforward((127, 32, 128, 16), output_activation="identity")
-    potential, weights, train = problem(network, 32)
-    weights = jax.tree.map(lambda w: jnp.round(w * 8) / 8, weights)
-    weights["layer2"] = jax.tree.map(jnp.zeros_like, weights["layer2"])
-    gradient = by_kernels(network)(weights, train.batch)
-    reference = jax.jit(jax.grad(potential.loss))(weights, train.batch)
-    np.testing.assert_allclose(gradient["layer3"]["bias"], reference["layer3"]["bias"], atol=1e-7)
-    for layer in ("layer1", "layer2"):  # nothing passes a layer of zeros: relu's derivative at zero is zero
-        assert not np.any(gradient[layer]["kernel"])
-        assert not np.any(reference[layer]["kernel"])
-
-
 def test_the_gradient_of_a_chain_does_not_depend_on_other_chains() -> None:
     network = pl.models.feedforward((20, 40, 30, 5))
     _, weights, train = problem(network, 70)
@@ -133,13 +119,6 @@ def test_problems_that_the_kernels_apply_to() -> None:
     assert not applies((20, 5_000, 30, 5), num=128)
     assert applies((20, 5_000, 30, 5), num=5_000)
 
-
-def test_no_split_is_empty_and_many_chains_have_fewer_splits() -> None:
-    for hidden, batch_size in [(50, 558), (500, 5_080), (5_000, 50_305), (3, 2)]:
-        network = pl.models.feedforward((100, hidden, 100, 10))
-        counts = [fast.blocks_for(network, batch_size, chains).splits for chains in (1, 8, 64, 1000)]
-        assert counts == sorted(counts, reverse=True)
-        assert all(1 <= c <= -(-batch_size // fast.blocks_for(network, batch_size, 1).back_rows) for c in counts)
 
 
 def assert_close_to_double(potential: pl.Potential, got: dict, weights: dict, train: pl.Dataset) -> None:

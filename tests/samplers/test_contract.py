@@ -157,22 +157,19 @@ def test_advance_equals_the_chains_of_sample(result, small_task):
         assert (np.asarray(due) == MAX_STEPS).all()
 
 
-def test_one_step_is_a_segment_of_one_step(result):
-    state = jax.tree.map(lambda leaf: leaf[0], result.states)
-    stepped = jax.jit(lambda s, state: s.step(state, s.draw(state)))(result.sampler, state)
-    segment = jax.jit(lambda s, state: s.segment(state, 1))(result.sampler, state)
-    np.testing.assert_allclose(flat(stepped.weights), flat(segment.weights), rtol=1e-5, atol=1e-6)
-    assert int(stepped.step) == int(segment.step) == NUM_STEPS + 1
-    assert (result.sampler.draw(state) is None) == (result.sampler.batch_size is None)
-
-
-def test_blocks_of_steps_equal_single_steps(result):
+def test_a_segment_is_a_number_of_steps_and_blocks_do_not_change_it(result):
     """A GPU runs blocks; they start at multiples of the cycle, as the step 40 is for all samplers here."""
-    state, block = jax.tree.map(lambda leaf: leaf[0], result.states), 2 * result.sampler.cycle
-    single = jax.jit(lambda s, state: s.segment(state, 2 * block))(result.sampler, state)
-    blocks = jax.jit(lambda s, state: s.segment(state, 2, block))(result.sampler, state)
-    assert int(blocks.step) == int(single.step) == NUM_STEPS + 2 * block
-    np.testing.assert_allclose(flat(blocks.weights), flat(single.weights), rtol=1e-4, atol=1e-5)
+    sampler, state = result.sampler, jax.tree.map(lambda leaf: leaf[0], result.states)
+    segment = jax.jit(lambda s, state, num: s.segment(state, num))
+    stepped = jax.jit(lambda s, state: s.step(state, s.draw(state)))(sampler, state)
+    np.testing.assert_allclose(flat(stepped.weights), flat(segment(sampler, state, 1).weights), rtol=1e-5, atol=1e-6)
+    block = 2 * sampler.cycle
+    blocks = jax.jit(lambda s, state: s.segment(state, 2, block))(sampler, state)
+    np.testing.assert_allclose(
+        flat(blocks.weights), flat(segment(sampler, state, 2 * block).weights), rtol=1e-4, atol=1e-5
+    )
+    assert (int(stepped.step), int(blocks.step)) == (NUM_STEPS + 1, NUM_STEPS + 2 * block)
+    assert (sampler.draw(state) is None) == (sampler.batch_size is None)
 
 
 def test_a_chain_that_is_not_finite_is_put_back_and_one_that_stopped_does_not_move(result):

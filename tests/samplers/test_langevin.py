@@ -163,36 +163,12 @@ def test_intervals_double_during_the_warmup(small_task, started, every, warmup, 
     assert found == expected
 
 
-def test_refreshes_of_the_warmup_are_resets(small_task, started):
-    sampler, state = make(small_task, warmup_refreshes=2), started[1]
-    for _ in range(4):
-        state = refresh(sampler, state._replace(step=state.next_refresh))
-    assert int(state.num_resets) == 2
-    assert int(state.num_refreshes) == 4
-
-
 def test_only_chains_that_are_due_and_running_are_refreshed(started):
     sampler, state = started
     guarded = jax.jit(lambda s, state: s.refresh_if_due(state).num_refreshes)
     due = state._replace(step=state.next_refresh)
     stopped = due._replace(status=jnp.asarray(pl.Status.NON_FINITE, jnp.int32))
     assert [int(guarded(sampler, s)) for s in (state, due, stopped)] == [0, 1, 0]
-
-
-def test_every_step_and_chain_has_its_own_batch_and_noise(started):
-    sampler, state = started
-
-    @jax.jit
-    def draw(sampler, s):
-        return sampler.draw(s)[0], trees.ravel(normal_like(stream_key(s.key, Stream.NOISE), s.weights, s.step))
-
-    batch, noise = draw(sampler, state)
-    for other in (state._replace(step=state.step + 1), state._replace(key=jax.random.key(99))):
-        inputs, other_noise = draw(sampler, other)
-        assert np.mean(np.all(np.asarray(inputs == batch), axis=1)) < 0.1
-        assert not np.any(other_noise == noise)
-    indices = sampler.batch_indices(state.key, state.step)
-    np.testing.assert_array_equal(sampler.dataset.inputs[indices], batch)
 
 
 def test_a_full_batch_step_is_that_of_the_integrator_without_variance(small_task):
