@@ -199,7 +199,7 @@ CALLS = [
     (lambda: pl.Dataset(np.ones((5, 2)), ONES), "inputs has 5 examples and targets has 4", "the same length"),
     (lambda: pl.Dataset({"a": np.ones(3), "b": np.ones(4)}, np.ones(3)), "inputs", "[3, 4]"),
     (lambda: pl.Dataset(np.full((4, 2), 1e300), ONES), "inputs", "NaN or infinity"),
-    (lambda: run(pl.adam(POTENTIAL, labelled(LABELS + 1)), temperatures=None), "targets holds the label 2", "0 … 1"),
+    (lambda: run(pl.naive_pseudo_langevin(POTENTIAL, labelled(2 * LABELS), time_step=0.1)), "targets", "label 2"),
     (lambda: run(test=labelled(LABELS - 1)), "targets holds the label -1", "0 … 1"),
     (lambda: run(make("adam", validation=labelled(9 * LABELS)), temperatures=None), "validation: targets", "label 9"),
     (lambda: run(test=labelled(LABELS.astype(np.float32))), "targets", "astype('int32')"),
