@@ -141,6 +141,8 @@ def test_pauses_between_records_do_not_change_the_chain(adam, small_task):
     assert stops == [(4, False), (5, True), (8, False)]
     rest = list(run.records(states, first=8, stop=13, every=5, pause_every=4))
     assert [(r.step, r.observables is not None) for r in rest] == [(10, True), (12, False), (13, False)]
+    assert rest[0].observables is not None
+    assert plain[1].observables is not None
     np.testing.assert_allclose(rest[0].observables["loss"], plain[1].observables["loss"], rtol=1e-6)
     np.testing.assert_array_equal(rest[-1].states.step, plain[-1].states.step)
 
@@ -152,6 +154,7 @@ def test_the_trace_before_the_first_record_is_empty_and_complete(langevin, small
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.abstract_states(small_task.weights))
     assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), states)
     (record,) = run.records(states, stop=5, every=5)
+    assert record.observables is not None
     full = run.result(record.states, [record.observables], every=5).trace
     assert {n: (v.dims, v.dtype, v.attrs) for n, v in empty.items()} == {
         n: (v.dims, v.dtype, v.attrs) for n, v in full.items()

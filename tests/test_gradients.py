@@ -54,14 +54,15 @@ def test_the_minibatch_gradient_is_unbiased(small_task):
 def test_losses_and_errors_are_summed_as_in_float64():
     rng = np.random.default_rng(0)
     losses = rng.exponential(0.3, 54_321).astype(np.float32)
-    potential = pl.Potential(lambda w, batch: batch[0] * w, per_example_error=lambda w, batch: batch[1] * w)
+    quantities: list = [lambda w, batch: batch[0] * w, lambda w, batch: batch[1] * w]
+    potential = pl.Potential(quantities[0], per_example_error=quantities[1])
     dataset = pl.Dataset(losses, (rng.random(54_321) < 0.1).astype(np.float32))
     sums = jax.jit(lambda w, data: exact_sums(potential, w, data, 1000))(jnp.ones(()), dataset)
     # 1/P is rounded to float32: a constant factor, the same for every energy; beyond it nothing is lost.
     rounded = np.float64(np.float32(1 / 54_321)) * 54_321
     assert value(sums.loss) == pytest.approx(losses.astype(np.float64).mean() * rounded, rel=1e-11)
     assert float(sums.error) == pytest.approx(np.mean(np.asarray(dataset.targets)), rel=1e-6)
-    means = gradients.exact_means([potential.per_example_loss, potential.per_example_error], jnp.ones(()), dataset, 999)
+    means = gradients.exact_means(quantities, jnp.ones(()), dataset, 999)
     assert value(means[0]) == pytest.approx(value(sums.loss), rel=1e-11)
     assert value(means[1]) == pytest.approx(float(sums.error), rel=1e-6)
 

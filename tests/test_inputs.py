@@ -129,6 +129,10 @@ def test_the_temperature_ratio_of_pseudo_langevin_is_below_its_limit(c1, factor,
 
 
 # Each row: a call, the argument in its message, and the value or remedy in its message
+EMPTY: list[Any] = [{}, [], None, (), {"a": {}}, {"a": np.ones((0, 3), np.float32)}]
+NO_DATA: list[Any] = [np.ones((0, 3)), np.ones((4, 0)), [], None, {}, 3.0, np.array(["a", "b"])]
+FRACTIONS: Any = (3, 2.5)
+NO_LOSS: Any = "loss"
 HEAVY = jax.tree.map(lambda w: w[None] ** 2 + 1, WEIGHTS)
 LABELS = np.arange(NUM) % 2
 ONES = np.ones(4, np.float32)
@@ -193,7 +197,7 @@ CALLS = [
     # data
     *(
         (lambda b=bad, n=name: pl.Dataset(**{"inputs": ONES, "targets": ONES} | {n: b}), name, "")
-        for bad in (np.ones((0, 3)), np.ones((4, 0)), [], None, {}, 3.0, np.array(["a", "b"]))
+        for bad in NO_DATA
         for name in ("inputs", "targets")
     ),
     (lambda: pl.Dataset(np.ones((5, 2)), ONES), "inputs has 5 examples and targets has 4", "the same length"),
@@ -209,10 +213,7 @@ CALLS = [
         (lambda d=dtype: run(weights=with_layer(bias=jnp.ones(4, d))), r"weights\['layer1'\]", "astype('float32')")
         for dtype in ("int8", "bool", "complex64", "float16", "bfloat16")
     ),
-    *(
-        (lambda w=empty: run(weights=w), "weights is an empty pytree", "network.init")
-        for empty in ({}, [], None, (), {"a": {}}, {"a": np.ones((0, 3), np.float32)})
-    ),
+    *((lambda w=empty: run(weights=w), "weights is an empty pytree", "network.init") for empty in EMPTY),
     (lambda: run(weights=with_layer(bias=ONES * np.nan)), r"weights\['layer1'\]\['bias'\]", "NaN or infinity"),
     (lambda: run(weights={"a": 1.0, "b": ONES}), "weights", "jnp.asarray"),
     (lambda: run(weights={"layer1": WEIGHTS["layer1"]}), "per_example_loss", "fails"),
@@ -221,9 +222,9 @@ CALLS = [
         for loss, message in LOSSES
         for width in (3, 5)
     ),
-    (lambda: pl.Potential("loss"), "per_example_loss", "not callable"),
+    (lambda: pl.Potential(NO_LOSS), "per_example_loss", "not callable"),
     (lambda: pl.models.feedforward((3,)), "sizes", "positive integers"),
-    (lambda: pl.models.feedforward((3, 2.5)), "sizes", "positive integers"),
+    (lambda: pl.models.feedforward(FRACTIONS), "sizes", "positive integers"),
     (lambda: pl.models.feedforward((3, 2), output_activation="tanh"), "output_activation", "'relu'"),
     (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=0, num_test=5), "num_train", "at least 1"),
     (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=5, num_test=5, flip_probability=0.6), "flip_prob", "0.6"),

@@ -80,7 +80,6 @@ def test_chains_are_those_of_data_on_the_device(
     np.testing.assert_allclose(result.trace.loss, reference.trace.loss, rtol=1e-5)
 
 
-
 @pytest.mark.parametrize("num_components", [5, 16, 20])
 def test_signs_are_unpacked_to_their_values(num_components: int) -> None:
     inputs = np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (30, num_components))

@@ -120,7 +120,6 @@ def test_problems_that_the_kernels_apply_to() -> None:
     assert applies((20, 5_000, 30, 5), num=5_000)
 
 
-
 def assert_close_to_double(potential: pl.Potential, got: dict, weights: dict, train: pl.Dataset) -> None:
     """Compare with the plain gradient in float64, to the rounding of sums of a few hundred products in float32."""
     with jax.enable_x64(True):

@@ -62,8 +62,8 @@ def run(sampler, variance, masses, *, subtract: bool, burn_in: int) -> tuple[np.
 
         return jax.lax.scan(draw, sampler.segment(state, burn_in), length=30)[1]
 
-    drawn = chain(sampler, jax.random.split(jax.random.key(3), NUM_CHAINS))
-    return tuple(np.asarray(samples, np.float64) for samples in drawn)
+    positions, weights = chain(sampler, jax.random.split(jax.random.key(3), NUM_CHAINS))
+    return np.asarray(positions, np.float64), np.asarray(weights, np.float64)
 
 
 def second_moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,6 +131,7 @@ def test_records_are_exact_at_large_time_steps():
     positions, weights = [], []
     with optimized_steps():
         for record in run.records(run.start(jnp.zeros(6_000), 0), stop=2_000, every=10):
+            assert record.observables is not None
             positions.append(record.observables["temperatures"])
             weights.append(np.mean((frequencies * np.asarray(record.states.weights)).reshape(8, 3, -1) ** 2, axis=2))
     expected = 1 / (1 - np.array([0.3, 1.0, 1.7]) ** 2 / 4)
