@@ -1,0 +1,425 @@
+"""Runs in folders: start one, continue one, read one back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import placement as hosts
+from ..chains import Record, Result, Run
+from ..samplers.base import HEALTHY
+from . import config
+from .build import Experiment, build, naming
+from .config import PATH_KEYS, ConfigError, Settings
+from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, write_atomically
+from .store import CHUNK, Checkpoint, Checkpoints, Store, Writer, read_committed, trace_schema, weights_schema
+
+CHANGEABLE = (
+    "num_steps",
+    *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
+    *(f"placement.{key}" for key in ("kind", "chains", "data", "weights")),
+)  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
+MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
+STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
+ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
+READ_AT_ONCE = 2**16  # examples; a data set on disk need not fit into memory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended."""
+
+    path: Path
+    step: int
+    num_steps: int
+    interrupted: bool
+    stopped_chains: int = 0
+    """Number of chains that broke down: not finite, or without noise."""
+    seconds: float = 0.0
+    """Seconds of sampling, in all sessions."""
+    notes: tuple[str, ...] = ()
+    """What a person should know: a stale lock that was taken over, a damaged checkpoint."""
+    first_step: int = 0
+    """Step at which the session began."""
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether the run had all its steps before the session began."""
+        return self.first_step >= self.num_steps
+
+    @property
+    def summary(self) -> str:
+        """What was done, in one line."""
+        if self.nothing_to_do:
+            return f"the run already has {self.step} steps; there is nothing to do"
+        return f"{self.step} of {self.num_steps} steps done, {self.seconds:.0f} s of sampling"
+
+    @property
+    def written_here(self) -> bool:
+        """Whether this process wrote the files, and prints for all processes."""
+        return hosts.is_first()
+
+
+def start(
+    settings: Settings, path: str | Path, *, command: Sequence[str] | None = None, progress: bool | None = None
+) -> Outcome:
+    """Sample into a new run folder.
+
+    Args:
+        settings: from `config.read`, `config.parse` or `Settings`.
+        path: the folder, which must be new or empty.
+        command: command noted in provenance.json; default: that of this process.
+        progress: show a progress bar; default: when the output is a terminal.
+    """
+    folder = RunFolder(Path(path))
+    with hosts.together():
+        experiment = build(settings)
+        if hosts.is_first():
+            RunFolder.new(folder.path)
+    with _session(folder) as (_, stop_asked):
+        return _begin(folder, experiment, stop_asked, command, progress)
+
+
+def resume(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    command: Sequence[str] | None = None,
+    progress: bool | None = None,
+) -> Outcome:
+    """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
+
+    On other devices, or with another placement, it is the same to rounding.
+
+    Args:
+        path: the run folder.
+        overrides: `key=value` changes of keys in `CHANGEABLE` and of paths, which are relative to the run folder;
+            `num_steps=40000` extends a run.
+        command: see `start`.
+        progress: see `start`.
+    """
+    folder = RunFolder.existing(path)
+    with _session(folder) as (note, stop_asked):
+        with hosts.together():
+            settings = _changed(folder, overrides)
+            committed = read_committed(folder)
+            experiment = build(settings, check_start=committed is None)
+            _check_unchanged(folder, experiment)
+        checkpoints = Checkpoints(folder.checkpoints)
+        if committed is None:
+            if any(checkpoints.steps()):
+                raise RunFolderError(f"{folder.committed} is missing; restore it from a copy")
+            _log(folder, "resumed before the first record: beginning again")
+            return _begin(folder, experiment, stop_asked, command, progress)
+        with hosts.together():
+            shapes = experiment.run.abstract_states(experiment.weights_shape)
+            at, states, damage = checkpoints.newest(shapes)
+            _open_stores(folder, experiment, shapes, at, committed)
+        notes = ([note] if note else []) + damage
+        with hosts.together():
+            if hosts.is_first():
+                for line in notes:
+                    folder.log(line)
+                if at.step < settings.num_steps:
+                    noted = read_json(folder.provenance)
+                    session = describe_session(command or sys.argv) | {"from_step": at.step}
+                    noted["resumed"] = [*noted.get("resumed", []), session]
+                    write_atomically(folder.provenance, json.dumps(noted, indent=2))
+                    folder.log(f"resumed from the checkpoint at step {at.step}")
+                write_atomically(folder.config, config.to_toml(settings))
+                checkpoints.clean(newer_than=at.step)
+        states = experiment.run.put(states)
+        return _continue(folder, experiment, states, at, stop_asked, progress, notes)
+
+
+def load(path: str | Path, *, samples: bool = True) -> Result:
+    """Return the result of a run, finished or not, as `sample` would have returned it.
+
+    Args:
+        path: the run folder.
+        samples: also read the kept weights into memory.
+    """
+    folder = RunFolder.existing(path)
+    settings = _read_settings(folder, ['placement={kind="one_device"}'])
+    _committed(folder)
+    experiment = build(settings, check_start=False)
+    run, shapes = experiment.run, experiment.run.abstract_states(experiment.weights_shape)
+    at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
+    committed = _committed(folder)  # again: the run may continue meanwhile, and a checkpoint is made after its records
+    trace_store, weights_store = _open_stores(folder, experiment, shapes, at, committed)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    records = trace_store.read(0, committed[0])
+    del records["step"], records["seconds"]
+    trace = run.trace(records, experiment.weights_shape, settings.record_every)
+    kept = None
+    if samples and weights_store is not None and committed[1]:
+        leaves = weights_store.read(0, committed[1])
+        del leaves["step"]
+        kept = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), list(leaves.values()))
+        trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
+    states = run.put(states)
+    return Result(trace, run.split(states.weights), kept, states, run.sampler)
+
+
+def _begin(
+    folder: RunFolder,
+    experiment: Experiment,
+    stop_asked: Callable[[], bool],
+    command: Sequence[str] | None,
+    progress: bool | None,
+) -> Outcome:
+    settings, run = experiment.settings, experiment.run
+    noted = describe_session(command or sys.argv) | {"seed": settings.seed, **_hashes(experiment), "resumed": []}
+    with hosts.together():
+        if hosts.is_first():
+            write_atomically(folder.config, config.to_toml(settings))
+            write_atomically(folder.provenance, json.dumps(noted, indent=2))
+    _log(folder, f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
+
+    def stop_if_asked() -> None:
+        if stop_asked():
+            raise _StopAskedError
+
+    try:
+        weights = experiment.starting_weights(stop_if_asked, progress if hosts.is_first() else False)
+    except _StopAskedError:
+        _log(folder, "interrupted before the first step")
+        return Outcome(folder.path, 0, settings.num_steps, True)
+    with naming("start"):
+        states = run.start(weights, settings.seed)
+    complete = hosts.to_first(states)
+    with hosts.together():
+        if hosts.is_first():
+            for leftover in (folder.trace, folder.weights, folder.checkpoints):
+                shutil.rmtree(leftover, ignore_errors=True)
+            Writer.create(folder, run, complete, settings)
+    return _continue(folder, experiment, states, Checkpoint(), stop_asked, progress, [])
+
+
+class _StopAskedError(Exception):
+    """A stop was requested while the start was trained."""
+
+
+def _continue(
+    folder: RunFolder,
+    experiment: Experiment,
+    states: Any,
+    at: Checkpoint,
+    stop_asked: Callable[[], bool],
+    progress: bool | None,
+    notes: Sequence[str],
+) -> Outcome:
+    """Sample from a checkpoint on. All processes compute; the first one has the writer."""
+    settings, run = experiment.settings, experiment.run
+    with hosts.together():
+        writer = Writer(folder, run, states, settings, at) if hosts.is_first() else None
+    last, interrupted = Record(at.step, states, None), stop_asked()
+    records = run.records(
+        states,
+        first=at.step,
+        stop=at.step if interrupted else settings.num_steps,
+        every=settings.record_every,
+        pause_every=settings.recording.checkpoint_every,
+        progress=progress if writer else False,
+    )
+    keep_every = settings.record_every * settings.recording.keep_weights_every
+    with closing(records):  # type: ignore[type-var]
+        for last in records:
+            kept = hosts.to_first(_positions(run, last.states)) if keep_every and last.step % keep_every == 0 else None
+            due = hosts.first_decides(writer is not None and writer.checkpoint_due(last.step))
+            complete = hosts.to_first(last.states) if due else None
+            with hosts.together():
+                if writer:
+                    writer.add(last, kept)
+                    if due:
+                        writer.checkpoint(last.step, complete)
+            if stop_asked() and last.step < settings.num_steps:
+                interrupted = True
+                break
+    if hosts.first_decides(writer is not None and writer.saved_step != last.step):
+        complete = hosts.to_first(last.states)
+        with hosts.together():
+            if writer:
+                writer.checkpoint(last.step, complete)
+    stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
+    seconds = writer.seconds if writer else 0.0
+    how = "interrupted" if interrupted else "ended"
+    _log(folder, f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
+    return Outcome(
+        folder.path, last.step, settings.num_steps, interrupted, stopped, seconds, tuple(notes), first_step=at.step
+    )
+
+
+def _positions(run: Run, states: Any) -> Any:
+    return jax.vmap(run.sampler.position)(states)
+
+
+@contextmanager
+def _session(folder: RunFolder) -> Iterator[tuple[str | None, Callable[[], bool]]]:
+    """Hold the lock and log warnings, in the first process; gives a note, and whether any process was asked to stop."""
+    note = None
+    with ExitStack() as stack:
+        stack.enter_context(disk_errors(folder))
+        with hosts.together():
+            if hosts.is_first():
+                note = stack.enter_context(locked(folder))
+        stop_asked = stack.enter_context(stop_on_signals())
+        if hosts.is_first():
+            stack.enter_context(warnings.catch_warnings())
+            show = warnings.showwarning
+
+            def show_and_log(message: Any, *details: Any, **more: Any) -> None:
+                folder.log(f"warning: {message}")
+                show(message, *details, **more)
+
+            warnings.showwarning = show_and_log
+        yield note, lambda: hosts.any_process(stop_asked())
+
+
+def _log(folder: RunFolder, line: str) -> None:
+    if hosts.is_first():
+        folder.log(line)
+
+
+def _committed(folder: RunFolder) -> tuple[int, int]:
+    committed = read_committed(folder)
+    if committed is None:
+        raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
+    return committed
+
+
+def _read_settings(folder: RunFolder, overrides: Sequence[str] = ()) -> Settings:
+    try:
+        return config.read(folder.config, overrides)
+    except ConfigError as error:
+        raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
+
+
+def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
+    """Return the settings with overrides; raise if one of them would make another run."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key not in (*CHANGEABLE, *_paths()):
+            raise ConfigError([f"--set {override}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
+    settings = config.parse(config.to_toml(_read_settings(folder)), overrides, folder=folder.path.resolve())
+    done = Checkpoints(folder.checkpoints).steps()
+    if done and settings.num_steps < done[-1]:
+        why = f"num_steps = {settings.num_steps} is below the {done[-1]} steps already done"
+        raise ConfigError([f"{why}; give a larger number"])
+    return settings
+
+
+def _paths() -> list[str]:
+    return [f"{section}.{key}" for section, keys in PATH_KEYS.items() for key in keys]
+
+
+def _hashes(experiment: Experiment) -> dict[str, str]:
+    """Return SHA-256 hashes of the data, and of the settings that decide the chains and the layout of the files."""
+    data, dataset = hashlib.sha256(), experiment.run.sampler.dataset
+    parts = [part.batch for part in (dataset, experiment.run.test) if part is not None]
+    for leaf in jax.tree.leaves(parts):
+        data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
+        array = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+        for first in range(0, leaf.shape[0], READ_AT_ONCE):
+            data.update(np.ascontiguousarray(array[first : first + READ_AT_ONCE]).data)
+    settings: dict[str, Any] = {}
+    for name, value in experiment.settings.model_dump().items():
+        settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    decisive = {name: value for name, value in settings.items() if name not in (*CHANGEABLE, *_paths())}
+    text = json.dumps(decisive, sort_keys=True)
+    return {"data_sha256": data.hexdigest(), "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _check_unchanged(folder: RunFolder, experiment: Experiment) -> None:
+    """Raise if the settings or the data are not those that the run began with."""
+    if not folder.provenance.exists() and not folder.committed.exists():
+        return
+    noted, hashes = read_json(folder.provenance), _hashes(experiment)
+    if noted.get("settings_sha256") != hashes["settings_sha256"]:
+        remedy = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
+        raise RunFolderError(f"{folder.config} was changed since the run began; {remedy}")
+    if noted.get("data_sha256") != hashes["data_sha256"]:
+        raise RunFolderError(f"the data are not those that {folder.path} began with; put the files back as they were")
+
+
+def _open_stores(
+    folder: RunFolder, experiment: Experiment, shapes: Any, at: Checkpoint, committed: tuple[int, int]
+) -> tuple[Store, Store | None]:
+    """Open trace and kept weights; raise if they do not fit the configuration, the checkpoint or each other."""
+    settings, (records, kept) = experiment.settings, committed
+    every = settings.recording.keep_weights_every
+    trace = Store(folder.trace, trace_schema(experiment.run, shapes, settings), records)
+    trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
+    weights = Store(folder.weights, weights_schema(experiment.run, shapes, settings), kept) if every else None
+    wrong_count = kept != (records // every if every else 0) or at.records != at.step // settings.record_every
+    if wrong_count or at.records > records or at.kept > kept:
+        why = f"{folder.committed} gives {records} records and {kept} kept weights"
+        remedy = "restore the folder from a copy"
+        raise RunFolderError(f"{why}, which does not fit the checkpoint at step {at.step}; {remedy}")
+    return trace, weights
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """Make Ctrl-C and SIGTERM a request to stop; gives a function that returns whether one was made.
+
+    Python's own handlers wait until compiled code returns, which may take many seconds. So a thread, woken by the
+    signal itself, prints at once, and ends the process at a second signal, which is like a kill: the run continues from
+    its last checkpoint. An exception instead could come out anywhere, also in a callback of JAX, where it would be a
+    segmentation fault. An interactive session is not ended: there, the second signal raises KeyboardInterrupt. Outside
+    the main thread, where signals cannot be caught, no request can be made.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked, interactive = False, hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked and interactive:
+            raise KeyboardInterrupt
+        asked = True
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    descriptor = -1 if interactive else signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_listen, args=(reader,), daemon=True)
+    thread.start()
+    try:
+        yield lambda: asked
+    finally:
+        if not interactive:
+            signal.set_wakeup_fd(descriptor)
+        os.close(writer)  # ends the thread
+        thread.join()
+        os.close(reader)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listen(reader: int) -> None:
+    """Read the numbers of signals, one byte each, as they arrive."""
+    seen = 0
+    while number := os.read(reader, 1):
+        seen += number[0] in (signal.SIGINT, signal.SIGTERM)
+        if seen == 1:
+            print(STOPPING, file=sys.stderr, flush=True)
+        elif seen > 1:
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{ENDED}\n".encode())
+            os._exit(130)
