@@ -1,61 +1,76 @@
 """Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches."""
 
-from . import diagnostics, models, predictions, tasks
-from .chains import Result, sample
-from .data import Dataset
-from .diagnostics import Certificate, certificate
-from .fitting import Fit, fit
+import importlib
+from typing import Any
+
+from . import models
+from .chains import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning, Record, Result, Run, sample
+from .data import Dataset, Signs, StreamedDataset, tasks
 from .placement import Placement
-from .potential import Potential, classification, next_token, regression
-from .reports import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning
-from .runs import load
-from .samplers.adam import adam, best_weights
-from .samplers.base import Sampler
-from .samplers.hybrid import hybrid_monte_carlo, minibatch_hybrid_monte_carlo
-from .samplers.langevin import full_batch_langevin, naive_pseudo_langevin, pseudo_langevin
-from .signs import Signs
-from .streamed import StreamedDataset
-from .subset import Subset, subset
-from .temperature import TemperatureRange, find_temperature
-from .tuning import Tuned, tune
-from .types import Status
+from .potential import Potential, Subset, classification, next_token, regression, subset
+from .samplers.adam import Adam as adam
+from .samplers.adam import best_weights
+from .samplers.base import Sampler, Status
+from .samplers.hybrid import HybridMonteCarlo as hybrid_monte_carlo
+from .samplers.hybrid import MinibatchHybridMonteCarlo as minibatch_hybrid_monte_carlo
+from .samplers.langevin import FullBatchLangevin as full_batch_langevin
+from .samplers.langevin import NaivePseudoLangevin as naive_pseudo_langevin
+from .samplers.langevin import PseudoLangevin as pseudo_langevin
+
+_LAZY = {  # imported when first used: they need files, plots or statistics
+    "Certificate": "diagnostics.certificate",
+    "Fit": "apps.fit",
+    "TemperatureRange": "apps.temperature",
+    "Tuned": "apps.tune",
+    "certificate": "diagnostics.certificate",
+    "find_temperature": "apps.temperature",
+    "fit": "apps.fit",
+    "load": "runs.session",
+    "tune": "apps.tune",
+}
+_LAZY_MODULES = {"diagnostics": "diagnostics", "predictions": "diagnostics.ensemble"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    elif name in _LAZY_MODULES:
+        value = importlib.import_module(f".{_LAZY_MODULES[name]}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
 
 __all__ = [
-    "Certificate",
     "ChainStoppedWarning",
     "ClippedNoiseWarning",
     "Dataset",
     "DeadClassWarning",
-    "Fit",
     "Placement",
     "Potential",
+    "Record",
     "Result",
+    "Run",
     "Sampler",
     "Signs",
     "Status",
     "StreamedDataset",
     "Subset",
-    "TemperatureRange",
-    "Tuned",
     "adam",
     "best_weights",
-    "certificate",
     "classification",
-    "diagnostics",
-    "find_temperature",
-    "fit",
     "full_batch_langevin",
     "hybrid_monte_carlo",
-    "load",
     "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",
     "next_token",
-    "predictions",
     "pseudo_langevin",
     "regression",
     "sample",
     "subset",
     "tasks",
-    "tune",
+    *_LAZY,
+    *_LAZY_MODULES,
 ]

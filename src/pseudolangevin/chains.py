@@ -1,17 +1,20 @@
-"""Running chains: many chains and temperatures as one compiled program, a segment at a time.
+"""Running chains: many chains and temperatures as one compiled program.
 
-    init ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
+    start ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
 
-Stops are the multiples of `record_every` and the steps at which a chain is due for a refresh. All randomness is keyed
-by chain and global step, so a trajectory depends neither on where segments end nor, rounding apart, on which chains run
-beside it.
+Stops are the multiples of `every` and the steps at which a chain is due for a refresh. All randomness is a function of
+the chain's key and the global step, so a trajectory depends neither on where a run was interrupted nor, rounding apart,
+on which other chains run. `Run.records` is the only loop that drives chains.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,27 +24,34 @@ import numpy as np
 import xarray as xr
 from jax.sharding import Mesh
 
-from . import hosts, observables, prefetch, trees
-from .checks import check_integer
-from .data import Dataset
-from .layout import Layout, temperatures_for
-from .observables import Observer
+from . import _trees as trees
+from . import observables, placement
+from ._checks import check_integer, check_positive
+from ._progress import progress_bar
+from ._random import as_key
+from ._trees import Array, Key, Weights
+from .data import Dataset, StreamedDataset
+from .data.streamed import BLOCKS_AHEAD
+from .observables import OwnObservables
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
-from .progress import progress_bar
-from .reports import Reporter
-from .samplers import base
-from .samplers.base import Kernel, Sampler
-from .segments import Segments
-from .streamed import StreamedDataset
-from .types import Array, Key, Status, Weights
+from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
 
-MAX_STEPS = 2**31 - 1
-"""A chain counts its steps in 32 bits."""
+
+class ChainStoppedWarning(UserWarning):
+    """A chain stopped; the others continue."""
+
+
+class ClippedNoiseWarning(UserWarning):
+    """The mini-batch noise of some weights alone exceeds the thermal noise, so they are too hot."""
+
+
+class DeadClassWarning(UserWarning):
+    """The score of a class is the same for nearly every example, so the class cannot be predicted."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves."""
+    """Result of a run."""
 
     trace: xr.Dataset
     """Observables with dimensions (temperature, chain, draw) and the coordinate `step` along draw."""
@@ -54,19 +64,30 @@ class Result:
     sampler: Sampler
 
     def __repr__(self) -> str:
-        """What it is of, without the numbers."""
+        """Return a summary."""
         temperatures, chains, draws = self.trace["loss"].shape
         kept = "none" if self.samples is None else str(jax.tree.leaves(self.samples)[0].shape[2])
         running = int((self.trace["status"].values[..., -1] == Status.RUNNING).sum()) if draws else 0
         return (
             f"<Result of {self.sampler.name}: N = {self.num_weights}, {temperatures} temperatures × {chains} chains × "
-            f"{draws} records, {running} chains running, weights kept of {kept}; see .trace, .weights, .samples>"
+            f"{draws} records, {running} chains running, {kept} weights kept; see .trace, .weights, .samples>"
         )
 
     @property
     def num_weights(self) -> int:
-        """The paper's N."""
+        """Number of weights of one chain, the paper's N."""
         return trees.num_weights(self.weights) // math.prod(self.trace["status"].shape[:2])
+
+
+@dataclass(frozen=True)
+class Record:
+    """The chains at one stop of a run."""
+
+    step: int
+    states: Any
+    """States of all chains; valid until the next record is requested, when their buffers are reused."""
+    observables: dict[str, np.ndarray] | None
+    """One array per observable, leading axis over all chains; None at a stop between records."""
 
 
 def sample(
@@ -80,321 +101,495 @@ def sample(
     key: Key | int,
     test: Dataset | None = None,
     observe_examples: int | None = None,
+    observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None = None,
+    on_record: Callable[[Record], None] | None = None,
     keep_weights_every: int | None = None,
     chunk_size: int | None = None,
     placement: Placement | None = None,
+    max_seconds: float | None = None,
     progress: bool | None = None,
 ) -> Result:
     """Run a sampler and record observables.
 
     Args:
-        sampler: from `pseudo_langevin` or its siblings.
-        weights: the start. Without leading axes it starts every chain; with leading axes (temperature, chain), each its
-            own (an axis of length one is repeated).
-        temperatures: T of each group of chains, all different. Samplers without a temperature (Adam) take none.
+        sampler: a sampler, such as `pseudo_langevin(potential, dataset)`.
+        weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
+            each chain has its own start (an axis of length one is repeated).
+        temperatures: temperature T of each group of chains, all different; none for `adam`.
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         record_every: steps between records; default: 100 records, or every step of a shorter run.
-        key: random key, or an integer seed. Chain c at temperature T is the same whatever other chains run beside
-            it, to rounding. Its noise is a function of the key, its place and its start: it may start where another
-            ended.
+        key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
+            it does not depend, rounding apart, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
-        observe_examples: measure on the first so many training examples only; default: on all.
-        keep_weights_every: keep the weights of every so many-th record in `result.samples`.
+        observe_examples: number of first training examples that observables are measured on; default: all.
+        observables: your own observables, a mapping from names to functions f(weights, dataset) that return a scalar or
+            an array; they are compiled, recorded, stored and plotted as the built-in ones.
+        on_record: function called with every `Record`, for example to log it.
+        keep_weights_every: number of records from one kept set of weights to the next, in `result.samples`.
         chunk_size: examples held at once per chain when measuring; bounds memory, not the result. Default: 4096, or
             32 768 for a network of up to 2¹⁷ weights on a GPU.
-        placement: how many ways chains, data and weights are split over devices; default: chains over all devices, or
-            over as many as divide them.
-        progress: show a progress bar; default: when the output is a terminal.
+        placement: number of parts that chains, data and weights are split into over devices; default: chains over all
+            devices, or over as many as divide them.
+        max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
+        progress: whether to show a progress bar; default: if the output is a terminal.
 
     Returns:
-        Trace, final weights and states.
+        The trace, the final weights and states, and the kept weights.
     """
-    plan = make_plan(
+    run = Run(
         sampler,
         temperatures=temperatures,
         num_chains=num_chains,
-        num_steps=num_steps,
-        record_every=record_every,
         test=test,
         observe_examples=observe_examples,
+        observables=observables,
         chunk_size=chunk_size,
         placement=placement,
     )
+    every = check_lengths(num_steps, record_every)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
-    states = plan.init(weights, key)
+    states = run.start(weights, key)
     records: list[dict[str, np.ndarray]] = []
     kept: list[Weights] = []
-    for record in plan.run(states, progress=progress):
+    for record in run.records(states, stop=num_steps, every=every, max_seconds=max_seconds, progress=progress):
         states = record.states
         if record.observables is None:
             continue
         records.append(record.observables)
+        if on_record is not None:
+            on_record(record)
         if keep_weights_every is not None and len(records) % keep_weights_every == 0:
-            kept.append(jax.tree.map(np.asarray, hosts.to_host(states.weights)))
-    layout = plan.layout
-    stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
-    one = jax.tree.map(lambda w: w[0], states.weights)
-    kept_at = {"keep_weights_every": keep_weights_every} if kept else {}
-    trace = plan.trace(layout.unflatten(stacked), one).assign_attrs(kept_at)
-    samples = layout.unflatten(jax.tree.map(lambda *draws: np.stack(draws, axis=1), *kept)) if kept else None
-    return Result(trace, layout.unflatten(states.weights), samples, states, sampler)
+            kept.append(run.positions(states))
+    samples = jax.tree.map(lambda *draws: np.stack(draws, axis=1), *kept) if kept else None
+    result = run.result(states, records, every=every, samples=samples)
+    if kept:
+        result.trace.attrs["keep_weights_every"] = keep_weights_every
+    return result
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A checked run: what is sampled by which chains, for how long, and what is measured on the way."""
+def check_lengths(num_steps: int, record_every: int | None) -> int:
+    """Return the interval between records of a run, validated; default: 100 records."""
+    check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
+    every = max(1, num_steps // 100) if record_every is None else record_every
+    check_integer("record_every", every, minimum=1, maximum=num_steps, remedy="record at least once")
+    return every
 
-    sampler: Sampler
-    layout: Layout
-    num_steps: int
-    record_every: int
-    observer: Observer
-    observed: Dataset
-    test: Dataset | None
-    mesh: Mesh | None = None
-    """The devices; None for a single one."""
+
+class Run:
+    """A validated run: a sampler, its chains and temperatures, and the observables to record.
+
+    Chains and temperatures lie along one mapped axis, temperature by temperature. The arguments are those of `sample`;
+    a `jax.sharding.Mesh` as the placement is used as it is.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        temperatures: Sequence[float] | None = None,
+        num_chains: int = 1,
+        test: Dataset | None = None,
+        observe_examples: int | None = None,
+        observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None = None,
+        chunk_size: int | None = None,
+        placement: Placement | Mesh | None = None,
+    ) -> None:
+        """Validate the arguments before anything is compiled."""
+        self.sampler = sampler
+        self.temperatures = tuple(check_temperatures(sampler, temperatures))
+        check_integer("num_chains", num_chains, minimum=1)
+        self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
+        if chunk_size is not None:
+            check_integer("chunk_size", chunk_size, minimum=1)
+        self.observed = sampler.dataset
+        if observe_examples is not None:
+            check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
+            self.observed = self.observed.head(observe_examples)
+        self.own = _check_own(observables)
+        self.mesh = self._mesh(placement)
+
+    def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
+        if isinstance(self.sampler.dataset, StreamedDataset):
+            given = Placement() if given is None else given
+            if not isinstance(given, Placement) or given.num_devices > 1:
+                raise ValueError(f"placement.{given}: a StreamedDataset feeds one device; leave the placement out")
+        if isinstance(given, Mesh):
+            return given
+        given = Placement.automatic(self.size) if given is None else given
+        given.check(self.size, self.sampler.dataset.num_examples)
+        return given.mesh()
+
+    @property
+    def size(self) -> int:
+        """Number of all chains."""
+        return len(self.temperatures) * self.num_chains
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of temperatures and of chains per temperature."""
+        return len(self.temperatures), self.num_chains
+
+    def chain_name(self, index: int) -> str:
+        """Return the name of a chain, for messages."""
+        temperature, chain = divmod(index, self.num_chains)
+        return f"chain {chain} at T = {self.temperatures[temperature]:g}"
+
+    def split(self, tree: Any) -> Any:
+        """Split the leading axis over all chains into (temperature, chain)."""
+        return jax.tree.map(lambda leaf: leaf.reshape(*self.shape, *leaf.shape[1:]), tree)
 
     @cached_property
     def _placed(self) -> tuple[Sampler, Dataset, Dataset | None]:
-        """The sampler, what is measured on, and the test set, with the data where they are used."""
-        train = put_dataset(self.sampler.dataset, self.mesh)
-        observed = train if self.observed is self.sampler.dataset else put_dataset(self.observed, self.mesh)
-        test = None if self.test is None else put_dataset(self.test, self.mesh)
-        return replace(self.sampler, dataset=train), observed, test
+        """The sampler, the observed examples and the test set, with data on the devices that use them."""
+        place = partial(put_dataset, mesh=self.mesh)
+        placed = jax.tree.map(
+            lambda leaf: place(leaf) if isinstance(leaf, Dataset) else leaf,
+            self.sampler,
+            is_leaf=lambda node: isinstance(node, Dataset),
+        )
+        observed = placed.dataset if self.observed is self.sampler.dataset else place(self.observed)
+        return placed, observed, None if self.test is None else place(self.test)
 
     def put(self, states: Any) -> Any:
-        """States, from a file or another placement, to where this one wants them."""
+        """Place states, from a file or another placement, on the devices of this run."""
         return put_chains(states, self.mesh)
 
-    def init(self, weights: Weights, key: Key | int) -> Any:
-        """States of all chains at step 0; `weights` and `key` as for `sample`."""
-        starts = self.layout.starts(weights, self.sampler.potential, self.sampler.dataset)
+    def start(self, weights: Weights, key: Key | int) -> Any:
+        """Return the states of all chains at step 0; `weights` and `key` as for `sample`."""
+        starts = self._starts(weights)
         one = jax.tree.map(lambda w: w[0], starts)
         if self.test is not None:
             self.sampler.potential.check(one, self.test)
-        self.sampler.kernel.check(one)
+        self.sampler.check(one)
         if self.mesh is not None:
-            placement = Placement(**self.mesh.shape)
-            # `make_plan` has checked the chains; where they do not divide, a mesh was given on purpose.
-            num_chains = math.lcm(self.layout.size, placement.chains)
-            placement.check(num_chains, self.sampler.dataset.num_examples, one)
-        temperatures = self.layout.temperature_per_chain(starts)
-        return init(self._placed[0], *self.put((starts, temperatures, self.layout.keys(key))))
+            split = Placement(**self.mesh.shape)
+            # The chains have been checked; if they do not divide, a mesh was given on purpose.
+            split.check(math.lcm(self.size, split.chains), self.sampler.dataset.num_examples, one)
+        temperatures = jnp.repeat(jnp.asarray(self.temperatures, jax.tree.leaves(one)[0].dtype), self.num_chains)
+        return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))))
+
+    def _starts(self, weights: Weights) -> Weights:
+        """Return starting weights with one leading axis over all chains."""
+        trees.check_weights(weights)
+        potential, dataset = self.sampler.potential, self.sampler.dataset
+        if self._has_leading_axes(weights):
+            potential.check(jax.tree.map(lambda w: w[0, 0], weights), dataset)
+            return jax.tree.map(
+                lambda w: jnp.broadcast_to(w, self.shape + w.shape[2:]).reshape(self.size, *w.shape[2:]), weights
+            )
+        potential.check(weights, dataset)
+        return jax.tree.map(lambda w: jnp.broadcast_to(w, (self.size, *w.shape)), weights)
+
+    def _has_leading_axes(self, weights: Weights) -> bool:
+        """Return whether these are weights per chain: the loss takes them only without their first two axes."""
+
+        def fits(tree: Weights) -> bool:
+            try:
+                self.sampler.potential.check(tree, self.sampler.dataset)
+            except ValueError:
+                return False
+            return True
+
+        leaves = jax.tree.leaves(weights)
+        allowed = [(t, c) for t in {1, self.shape[0]} for c in {1, self.shape[1]}]
+        if any(leaf.ndim < 2 for leaf in leaves) or leaves[0].shape[:2] not in allowed:
+            return False
+        if any(leaf.shape[:2] != leaves[0].shape[:2] for leaf in leaves):
+            return False
+        return not fits(weights) and fits(jax.tree.map(lambda w: w[0, 0], weights))
+
+    def _keys(self, key: Key | int) -> Key:
+        """Return each chain's key, derived from the chain index and temperature only."""
+        base = as_key(key)
+        bits = np.asarray(self.temperatures, np.float32).view(np.uint32)
+
+        def chain_key(temperature_bits: Array, chain: Array) -> Key:
+            return jax.random.fold_in(jax.random.fold_in(base, chain), temperature_bits)
+
+        return jax.vmap(chain_key)(
+            jnp.repeat(jnp.asarray(bits), self.num_chains), jnp.tile(jnp.arange(self.num_chains), len(bits))
+        )
+
+    def records(
+        self,
+        states: Any,
+        *,
+        first: int = 0,
+        stop: int,
+        every: int,
+        pause_every: int | None = None,
+        max_seconds: float | None = None,
+        progress: bool | None = None,
+    ) -> Iterator[Record]:
+        """Advance the chains from step `first` to `stop`, yielding a record at every multiple of `every`.
+
+        A run may be continued from any record, with its step as `first`. Chains that stopped are masked and warned of;
+        the iteration ends when no chain is left running.
+
+        Args:
+            states: states of all chains, from `start` or from a record.
+            first: step of these states.
+            stop: last step; the chains are yielded there, without observables if it is not a multiple of `every`.
+            every: steps between records.
+            pause_every: steps between further stops, where the chains are yielded without observables.
+            max_seconds: the iteration ends at the first record after this time.
+            progress: whether to show a progress bar; default: if the output is a terminal.
+        """
+        if max_seconds is not None:
+            check_positive("max_seconds", max_seconds)
+        if first > 0 and bool(np.all(np.asarray(placement.to_host(states.status)) != Status.RUNNING)):
+            return  # nothing is left to continue; a new run goes on to its first record, which reports why
+        reporter = _Reporter(self)
+        sampler, observed, test = self._placed
+        started, step = time.monotonic(), first
+        due = self._next_refresh(states)
+        with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
+            while step < stop:
+                if step >= due:
+                    states = _refresh(sampler, states)
+                    due = self._next_refresh(states)
+                stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
+                states = self._advance(states, min(stops) - step, every)
+                step = min(stops)
+                if step % every == 0:
+                    record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
+                    measured = observables.to_host(record)
+                    if Status.NON_FINITE_ENERGY in measured["status"]:
+                        states = _set_status(states, record["status"], self.mesh)
+                    reporter.report(measured, step=step, last=step + every > stop)
+                    masked = reporter.mask_stopped(measured)
+                    losses = masked["loss"][np.isfinite(masked["loss"])]
+                    update_bar(step, float(losses.mean()) if losses.size else math.nan)
+                    yield Record(step, states, masked)
+                    if reporter.all_stopped:
+                        return
+                    if max_seconds is not None and time.monotonic() - started > max_seconds:
+                        return
+                elif step == stop or (pause_every is not None and step % pause_every == 0):
+                    yield Record(step, states, None)
+
+    def _next_refresh(self, states: Any) -> int:
+        """Return the first step at which any chain is due; read once per refresh, so that segments need not wait."""
+        return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
+
+    def _advance(self, states: Any, num_steps: int, every: int) -> Any:
+        """Advance all chains by `num_steps`. Programs do not depend on the number of steps."""
+        sampler = self._placed[0]
+        if isinstance(sampler.dataset, StreamedDataset) and sampler.batch_size is not None:
+            return self._advance_streamed(states, num_steps, every)
+        # On a GPU the host decides after every block whether to go on, which takes as long as a small step.
+        block = 1 if jax.default_backend() == "cpu" else sampler.steps_per_block
+        blocks, rest = divmod(num_steps, block)
+        if blocks:
+            states = _segment(sampler, states, blocks, block)
+        return _segment(sampler, states, rest, 1) if rest else states
+
+    def _advance_streamed(self, states: Any, num_steps: int, every: int) -> Any:
+        """Advance all chains with mini-batches that are fetched while the chains run."""
+        sampler: Any = self._placed[0]
+        length = sampler.dataset.block_length(self.size, sampler.batch_size, every)
+        (device,) = states.step.devices()
+        running: deque[Array] = deque()
+        for start in range(0, num_steps, 64 * length):  # indices of 64 blocks are on the device at once
+            starts = range(start, min(num_steps, start + 64 * length), length)
+            indices = [_indices(sampler, states.key, states.step + (first - start), length) for first in starts]
+            for first, batches in zip(starts, sampler.dataset.blocks(indices, device), strict=True):
+                if len(running) == BLOCKS_AHEAD:  # else blocks would pile up on a device slower than the host
+                    running.popleft().block_until_ready()
+                states = _segment(sampler, states, min(length, num_steps - first), 1, batches)
+                running.append(states.step + 0)  # a copy: the states themselves are donated to the next block
+        return states
+
+    def positions(self, states: Any) -> Weights:
+        """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
+        return jax.tree.map(np.asarray, placement.to_host(_positions(self._placed[0], states)))
+
+    def result(
+        self, states: Any, records: Sequence[dict[str, np.ndarray]], *, every: int, samples: Weights | None = None
+    ) -> Result:
+        """Return the result of a run from its final states, its records and its kept weights."""
+        one = jax.tree.map(lambda w: w[0], states.weights)
+        if records:
+            stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
+            trace = self.trace(self.split(stacked), one, every)
+        else:
+            trace = self.empty_trace(states, every)
+        kept = None if samples is None else self.split(samples)
+        return Result(trace, self.split(states.weights), kept, states, self.sampler)
 
     def abstract_states(self, weights: Weights) -> Any:
-        """Shapes and types of the states of chains whose weights have the shapes of `weights`."""
-        starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.layout.size, *w.shape), w.dtype), weights)
-        temperatures = jax.ShapeDtypeStruct((self.layout.size,), jax.tree.leaves(weights)[0].dtype)
-        return _init.eval_shape(self.sampler.kernel, starts, temperatures, self.layout.keys(0), self.sampler.dataset)
+        """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
+        starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.size, *w.shape), w.dtype), weights)
+        temperatures = jax.ShapeDtypeStruct((self.size,), jax.tree.leaves(weights)[0].dtype)
+        return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0))
 
-    def empty_trace(self, states: Any) -> xr.Dataset:
-        """The trace before the first record: every observable and coordinate, no draws."""
-        # Of the compiled function, so that the run itself need not trace it again.
-        shapes = _observe.eval_shape(self.sampler.kernel, self.observer, states, self.observed, self.test)
-        zeros = {name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()}
-        record = observables.to_host(zeros)
+    def empty_trace(self, states: Any, every: int) -> xr.Dataset:
+        """Return the trace before the first record: every observable and coordinate, no draws."""
+        shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)
+        record = observables.to_host({name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()})
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
-        return self.trace(self.layout.unflatten(stacked), one).assign_attrs(record_every=self.record_every)
+        return self.trace(self.split(stacked), one, every)
 
-    def trace(self, records: dict[str, np.ndarray], weights: Weights) -> xr.Dataset:
-        """Stacked observables (temperature, chain, draw, …) with labels, and the number of examples measured on."""
-        trace = self.layout.trace(records, self.record_every, weights)
-        return trace.assign_attrs(observed_examples=self.observed.num_examples)
-
-    def run(
-        self, states: Any, *, start: int = 0, segment: int | None = None, progress: bool | None = None
-    ) -> Iterator[Record]:
-        """Every record from step `start` on, and the end: stopped chains masked and warned of, under a progress bar.
-
-        It ends early when no chain is left running. With `segment`, the chains are handed out at its multiples, too.
-        """
-        if start > 0 and bool(np.all(np.asarray(hosts.to_host(states.status)) != Status.RUNNING)):
-            return  # nothing is left to continue; a new run goes on to its first record, which says why
-        reporter = Reporter(self.layout)
-        sampler, observed, test = self._placed
-        with progress_bar(self.num_steps, self.layout.size, show=progress, start=start) as bar:
-            for record in run(
-                sampler,
-                self.observer,
-                states,
-                observed,
-                test,
-                start=start,
-                stop=self.num_steps,
-                record_every=self.record_every,
-                segment=segment,
-            ):
-                if record.observables is None:
-                    yield record
-                    continue
-                masked = reporter.mask_stopped(record.observables)
-                last = record.step + self.record_every > self.num_steps
-                reporter.report(record.observables, step=record.step, last=last)
-                losses = masked["loss"][np.isfinite(masked["loss"])]
-                bar.update(record.step, float(losses.mean()) if losses.size else math.nan)
-                yield Record(record.step, record.states, masked)
-                if not reporter.any_running:
-                    return
+    def trace(self, records: Mapping[str, np.ndarray], weights: Weights, every: int) -> xr.Dataset:
+        """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
+        draws = np.arange(records["status"].shape[2])
+        coords = {
+            "temperature": np.asarray(self.temperatures, np.float64),
+            "chain": np.arange(self.num_chains),
+            "draw": draws,
+            "step": ("draw", (draws + 1) * every),
+        }
+        classes = records["dead_class"].shape[-1] if "dead_class" in records else 0
+        return xr.Dataset(
+            {name: observables.variable(name, values) for name, values in records.items()},
+            coords | observables.coordinates(weights, list(records), classes),
+            {"observed_examples": self.observed.num_examples, "record_every": every},
+        )
 
 
-def make_plan(
-    sampler: Sampler,
-    *,
-    temperatures: Sequence[float] | None,
-    num_chains: int,
-    num_steps: int,
-    record_every: int | None = None,
-    test: Dataset | None = None,
-    observe_examples: int | None = None,
-    chunk_size: int | None = None,
-    placement: Placement | Mesh | None = None,
-) -> Plan:
-    """Check the arguments of `sample` before anything is compiled.
-
-    A mesh as the `placement` is taken as it is: chains or examples that do not divide are whole on every device.
-    """
-    values = temperatures_for(sampler, temperatures)
-    check_integer("num_chains", num_chains, minimum=1)
-    check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
-    record_every = max(1, num_steps // 100) if record_every is None else record_every
-    check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, minimum=1)
-    observed = sampler.dataset
-    if observe_examples is not None:
-        check_integer("observe_examples", observe_examples, minimum=1, maximum=observed.num_examples)
-        observed = observed.head(observe_examples)
-    layout = Layout(tuple(values), num_chains)
-    if isinstance(sampler.dataset, StreamedDataset):
-        placement = Placement() if placement is None else placement
-        if not isinstance(placement, Placement) or placement.num_devices > 1:
-            raise ValueError(f"placement.{placement}: a StreamedDataset feeds one device; leave the placement out")
-    if not isinstance(placement, Mesh):
-        placement = Placement.automatic(layout.size) if placement is None else placement
-        placement.check(layout.size, sampler.dataset.num_examples)
-        placement = placement.mesh()
-    observer = Observer(sampler.potential, chunk_size)
-    return Plan(sampler, layout, num_steps, record_every, observer, observed, test, placement)
+_check_own = observables.check_own  # `observables` is also the name of an argument
 
 
-@dataclass(frozen=True)
-class Record:
-    """The chains at one recorded step."""
-
-    step: int
-    states: Any
-    """Valid until the next record is asked for: the buffers are then reused."""
-    observables: dict[str, np.ndarray] | None
-    """One array per observable, leading axis over all chains; None at the end of a run that falls between records."""
-
-
-def run(
-    sampler: Sampler,
-    observer: Observer,
-    states: Any,
-    observed: Dataset,
-    test: Dataset | None,
-    *,
-    start: int = 0,
-    stop: int,
-    record_every: int,
-    segment: int | None = None,
-) -> Iterator[Record]:
-    """Advance chains from step `start` to `stop`, yielding every record; at `stop`, and at multiples of `segment`, the
-    chains come without observables where there is nothing to record.
-
-    It may be continued from any record: `start` is that record's step.
-    """
-    kernel = sampler.kernel
-    step = start
-    refreshes = None if kernel.refresh_every is None else _Refreshes(kernel, states, sampler.dataset.mesh, step)
-    intervals = [record_every, kernel.refresh_every, segment]
-    segments = Segments.of([interval for interval in intervals if interval is not None], longest=stop)
-    while step < stop:
-        if refreshes is not None and step >= refreshes.due:
-            states = _refresh(kernel, states, sampler.dataset)
-            refreshes = _Refreshes(kernel, states, sampler.dataset.mesh, step)
-        length = min(_to_next_multiple(step, record_every), stop - step)
-        if refreshes is not None:
-            length = min(length, refreshes.to_next_stop(step))
-        if segment is not None:
-            length = min(length, _to_next_multiple(step, segment))
-        if isinstance(sampler.dataset, StreamedDataset) and kernel.batch_size is not None:
-            states = prefetch.advance(kernel, states, sampler.dataset, segments.cut(length))
-        else:
-            for num_steps in segments.cut(length):
-                states = _advance(kernel, states, sampler.dataset, num_steps=num_steps)
-        step += length
-        if step % record_every == 0:
-            record = _observe(kernel, observer, states, observed, test)
-            measured = observables.to_host(record)
-            if Status.NON_FINITE_ENERGY in measured["status"]:
-                states = _adopt_status(states, record["status"], sampler.dataset.mesh)
-            yield Record(step, states, measured)
-        elif step == stop or (segment is not None and step % segment == 0):
-            yield Record(step, states, None)
-
-
-def _to_next_multiple(step: int, interval: int) -> int:
-    return interval - step % interval
-
-
-def init(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> Any:
-    """States of all chains at step 0."""
-    return _init(sampler.kernel, starts, temperatures, keys, sampler.dataset)
-
-
-@partial(jax.jit, static_argnames="kernel")
-def _init(kernel: Kernel, starts: Weights, temperatures: Array, keys: Key, dataset: Dataset) -> Any:
+@jax.jit
+def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
-    # A chain that starts where another of this key ended must not meet the same noise again.
+    # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
-    states = jax.vmap(kernel.init, in_axes=(0, 0, 0, None))(keys, starts, temperatures, dataset)
-    return keep_in_place(states, dataset.mesh)
+    return keep_in_place(jax.vmap(sampler.init)(keys, starts, temperatures), sampler.dataset.mesh)
 
 
-@partial(jax.jit, static_argnames=("kernel", "num_steps"), donate_argnames="states")
-def _advance(kernel: Kernel, states: Any, dataset: Dataset, num_steps: int) -> Any:
-    moved = jax.vmap(lambda state: base.advance(kernel, state, dataset, num_steps))(states)
-    return keep_in_place(moved, dataset.mesh)
+@partial(jax.jit, static_argnames="block", donate_argnames="states")
+def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
+    if batches is None:
+        moved = jax.vmap(lambda state: sampler.segment(state, num_blocks, block))(states)
+    else:
+        moved = jax.vmap(lambda state, own: sampler.segment(state, num_blocks, block, own))(states, batches)
+    return keep_in_place(moved, sampler.dataset.mesh)
 
 
-@partial(jax.jit, static_argnames="kernel", donate_argnames="states")
-def _refresh(kernel: Kernel, states: Any, dataset: Dataset) -> Any:
-    refreshed = jax.vmap(lambda state: base.refresh(kernel, state, dataset))(states)
-    return keep_in_place(refreshed, dataset.mesh)
+@partial(jax.jit, static_argnames="num_steps")
+def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> Array:
+    """Return the examples of the next steps of every chain, (chain, step, example)."""
+    steps = first_step[:, None] + jnp.arange(num_steps)
+    return jax.vmap(jax.vmap(sampler.batch_indices, in_axes=(None, 0)))(keys, steps)
 
 
-@partial(jax.jit, static_argnames=("kernel", "observer"))
-def _observe(kernel: Kernel, observer: Observer, states: Any, train: Dataset, test: Dataset | None) -> dict[str, Array]:
-    record = jax.vmap(lambda state: observer.observe(kernel, state, train, test))(states)
+@partial(jax.jit, donate_argnames="states")
+def _refresh(sampler: Sampler, states: Any) -> Any:
+    return keep_in_place(jax.vmap(sampler.refresh_if_due)(states), sampler.dataset.mesh)
+
+
+@jax.jit
+def _next_refresh(sampler: Sampler, states: Any) -> Array:
+    due = jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS)
+    return keep_everywhere(jnp.min(due), sampler.dataset.mesh)
+
+
+@partial(jax.jit, static_argnames=("own", "chunk_size"))
+def _observe(
+    sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
+) -> dict[str, Array]:
+    record = jax.vmap(lambda state: observables.observe(sampler, state, train, test, own, chunk_size))(states)
     return keep_everywhere(record, train.mesh)
 
 
-class _Refreshes:
-    """When the next refresh is, asked of the chains once per refresh so that segments need not wait for an answer."""
-
-    def __init__(self, kernel: Kernel, states: Any, mesh: Mesh | None, step: int) -> None:
-        assert kernel.refresh_every is not None
-        self.due = int(_next_refresh(kernel, states, mesh))
-        # Intervals are cut into pieces, short ones while they are short.
-        regular = kernel.regular_refresh_interval
-        self._piece = kernel.refresh_every if self.due - step < regular else max(kernel.refresh_every, regular // 8)
-
-    def to_next_stop(self, step: int) -> int:
-        """Steps to the end of a piece, counted from the refresh back."""
-        return (self.due - step) % self._piece or self._piece
+@jax.jit
+def _positions(sampler: Sampler, states: Any) -> Weights:
+    return jax.vmap(sampler.position)(states)
 
 
 @partial(jax.jit, static_argnames="mesh", donate_argnames="states")
-def _adopt_status(states: Any, status: Array, mesh: Mesh | None) -> Any:
+def _set_status(states: Any, status: Array, mesh: Mesh | None) -> Any:
     return keep_in_place(states._replace(status=status), mesh)
 
 
-@partial(jax.jit, static_argnames=("kernel", "mesh"))
-def _next_refresh(kernel: Kernel, states: Any, mesh: Mesh | None) -> Array:
-    wanted = jnp.where(states.status == Status.RUNNING, jax.vmap(kernel.next_refresh)(states), MAX_STEPS)
-    return keep_everywhere(jnp.min(wanted), mesh)
+def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | None) -> list[float]:
+    """Return the temperatures of a run as floats, validated; a nominal zero for a sampler without temperature."""
+    if not sampler.uses_temperature:
+        if temperatures is not None:
+            raise ValueError(f"temperatures = {temperatures!r}: {sampler.name} has no temperature; leave it out")
+        return [0.0]
+    if temperatures is None:
+        raise ValueError("temperatures is missing; pass a list, for example temperatures=[1e-5, 3e-5]")
+    values = list(np.atleast_1d(np.asarray(temperatures, object)))
+    if not values:
+        raise ValueError("temperatures is empty; pass at least one")
+    for value in values:
+        check_positive("temperatures", value, "exp(-U/T) needs T > 0")
+        if not 1e-30 <= value <= 1e30:
+            raise ValueError(f"temperatures = {value!r} is beyond single precision; scale the loss instead")
+    values = [float(value) for value in values]
+    if len({np.float32(value) for value in values}) < len(values):
+        raise ValueError(
+            f"temperatures = {values} repeats a value; use num_chains for several chains at one temperature"
+        )
+    return values
+
+
+class _Reporter:
+    """Warnings of a run: once for each chain that stopped, once for each dead class, once for clipped noise."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._stopped = np.zeros(run.size, bool)
+        self._clipping_reported = False
+        self._dead_reported: np.ndarray | bool = False
+        self._dead_before: np.ndarray | bool = False
+
+    @property
+    def all_stopped(self) -> bool:
+        return bool(self._stopped.all())
+
+    def mask_stopped(self, record: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the record with NaN for chains that failed; a chain that was done keeps its values."""
+        failed = ~np.isin(record["status"], HEALTHY)
+        if not failed.any():
+            return record
+        return {
+            name: np.where(failed.reshape(-1, *[1] * (values.ndim - 1)), np.nan, values)
+            if np.issubdtype(values.dtype, np.floating)
+            else values
+            for name, values in record.items()
+        }
+
+    def report(self, record: dict[str, np.ndarray], *, step: int, last: bool) -> None:
+        """Warn about what is new in this record.
+
+        A class may be dead for a moment, above all in training from random weights; it is reported if it was dead in
+        the record before as well, or at the end.
+        """
+        for index in map(int, np.flatnonzero((record["status"] != Status.RUNNING) & ~self._stopped)):
+            self._stopped[index] = True
+            status = Status(int(record["status"][index]))
+            if not status.healthy:
+                self._warn(index, f" stopped by step {step}: {status.explanation}", ChainStoppedWarning)
+        if "clipped_share" in record and not self._clipping_reported:
+            share = np.where(self._stopped, 0.0, record["clipped_share"])
+            worst = int(np.argmax(share))  # one chain speaks for all
+            if share[worst] > 0:
+                self._clipping_reported = True
+                self._warn(
+                    worst,
+                    f": at step {step} the mini-batch noise of {share[worst]:.1%} of the weights alone exceeds the "
+                    "thermal noise, so no noise is injected and they are too hot (clipped_share in the trace). Lower "
+                    "time_step or raise batch_size",
+                    ClippedNoiseWarning,
+                )
+        if "dead_class" in record:
+            persistent = record["dead_class"] if last else record["dead_class"] & self._dead_before
+            new = persistent & ~np.asarray(self._dead_reported)
+            self._dead_before, self._dead_reported = record["dead_class"], self._dead_reported | persistent
+            for index in map(int, np.flatnonzero(new.any(axis=-1))):
+                classes = ", ".join(str(c) for c in np.flatnonzero(new[index]))
+                self._warn(
+                    index,
+                    f": class {classes} is dead: its score is the same for nearly every example, so it hardly learns. "
+                    'Start from other weights, or use output_activation="identity"',
+                    DeadClassWarning,
+                )
+
+    def _warn(self, index: int, message: str, category: type[Warning]) -> None:
+        warnings.warn(self._run.chain_name(index) + message, category, stacklevel=4)

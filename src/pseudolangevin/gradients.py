@@ -1,113 +1,74 @@
-"""Where gradients come from: the oracles.
+"""Mini-batch gradients, and exact energies and gradients over the full data set.
 
-An oracle maps (key, weights, dataset) to a gradient of the potential. `minibatch` draws its examples inside the
-compiled step and is noisy; `exact` visits every example in order, ignores the key, and has no variance.
-A frozen oracle is bound to its examples first, (key, dataset) → (weights → gradient), and is then a deterministic
-function of the weights: what a reversible trajectory needs.
+Energies are compensated sums: a pair (high, low) whose exact value is high + low. Adding to a pair loses nothing down
+to about the square of the machine epsilon (Knuth's two-sum). A Metropolis step needs U to a fraction of T: at T = 1e-6
+and U ≈ 0.2, plain float32 sums are not precise enough.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from . import compensated, fused, trees
-from .compensated import Sum
-from .data import Dataset, draw_batch, fold_chunks
+from . import _trees as trees
+from ._trees import Array, Batch, PerExample, Weights
+from .data import Dataset
+from .data.dataset import fold_chunks
 from .potential import Potential
-from .types import Array, Batch, Key, PerExample, Weights
 
-Oracle: TypeAlias = Callable[[Key, Weights, Dataset], Weights]
-FrozenOracle: TypeAlias = Callable[[Key, Dataset], Callable[[Weights], Weights]]
-
-DEFAULT_CHUNK_SIZE = 4096
-"""Examples held at once when visiting all of them; bounds the memory, not the result."""
-LARGEST_DEFAULT = 8 * DEFAULT_CHUNK_SIZE
-SMALL_NETWORK = 2**17
+DEFAULT_CHUNK_SIZE = 4096  # examples held at once in a pass over all of them
 
 
-def chunk_for(chunk_size: int | None, weights: Weights) -> int:
-    """A chunk size that was asked for, or the default: larger for a small network on a GPU, where launches decide."""
+def default_chunk_size(chunk_size: int | None, weights: Weights) -> int:
+    """Return `chunk_size`, or the default: eight times larger for a small network on a GPU, where launches dominate."""
     if chunk_size is not None:
         return chunk_size
-    small = jax.default_backend() == "gpu" and trees.num_weights(weights) <= SMALL_NETWORK
-    return LARGEST_DEFAULT if small else DEFAULT_CHUNK_SIZE
+    small = jax.default_backend() == "gpu" and trees.num_weights(weights) <= 2**17
+    return 8 * DEFAULT_CHUNK_SIZE if small else DEFAULT_CHUNK_SIZE
 
 
-def minibatch(potential: Potential, batch_size: int, precision: str | None = None) -> Oracle:
-    """∇U on `batch_size` examples drawn with replacement (eq:MiniBatchGradientDefinition).
+def minibatch_gradient(
+    potential: Potential, weights: Weights, batch: Batch, precision: str | None = None, *, split: bool = False
+) -> Weights:
+    """Return ∇U on a batch (eq:MiniBatchGradientDefinition).
 
-    `precision` is that of the matrix products ("highest", "tensorfloat32", "bfloat16"…); None is the fastest way that
-    the device has, see `fused`. Rounding is one more small gradient noise.
+    Args:
+        potential: U.
+        weights: weights of one chain.
+        batch: inputs and targets.
+        precision: precision of the matrix products ("highest", "tensorfloat32", "bfloat16"…); None is the fastest that
+            the device has. Rounding is one more small gradient noise.
+        split: whether chains, data or weights are split over several devices.
     """
-
-    def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
-        batch = draw_batch(key, dataset, batch_size)
-        gradient = fused.loss_gradient(potential, weights, batch, precision, split=dataset.mesh is not None)
-        return potential.add_regularizer_gradient(weights, gradient)
-
-    return gradient
-
-
-def exact(potential: Potential, chunk_size: int | None = None) -> Oracle:
-    """∇U on the whole data set, in chunks, with full float32 products."""
-
-    def gradient(key: Key, weights: Weights, dataset: Dataset) -> Weights:
-        del key
-        return exact_sums(potential, weights, dataset, chunk_size).gradient
-
-    return gradient
-
-
-def frozen_batch(potential: Potential, batch_size: int, precision: str | None = None) -> FrozenOracle:
-    """∇U on one batch of `batch_size` examples, drawn with replacement when the oracle is bound and kept from then on.
-
-    A trajectory that changed its batch on the way could not be run backwards, and Metropolis would be wrong.
-    """
-
-    def bind(key: Key, dataset: Dataset) -> Callable[[Weights], Weights]:
-        batch = draw_batch(key, dataset, batch_size)
-
-        def gradient(weights: Weights) -> Weights:
-            with jax.default_matmul_precision(precision):
-                return jax.grad(potential.energy)(weights, batch)
-
-        return gradient
-
-    return bind
-
-
-def frozen_exact(potential: Potential, chunk_size: int | None = None) -> FrozenOracle:
-    """∇U on the whole data set; it has no examples to choose, so nothing to freeze."""
-    oracle = exact(potential, chunk_size)
-    return lambda key, dataset: lambda weights: oracle(key, weights, dataset)
+    if potential.gradient is not None:
+        gradient = potential.gradient(weights, batch, precision, split)
+    else:
+        with jax.default_matmul_precision(precision):
+            gradient = jax.grad(potential.loss)(weights, batch)
+    return potential.add_regularizer_gradient(weights, gradient)
 
 
 class ExactSums(NamedTuple):
-    """What one visit to every example yields."""
+    """Averages over the full data set, from one visit to every example."""
 
     loss: Sum
     """Mean loss, without the regulariser."""
     error: Array
-    """Mean of `per_example_error`; NaN where the potential has none."""
+    """Mean of `per_example_error`; NaN if the potential has none."""
     gradient: Weights
-    """∇U, regulariser included."""
+    """Gradient ∇U, regulariser included."""
     dead_class: Array | None
-    """Of every class: whether its score is the same for every example or, where scores are nowhere negative (ReLU), for
-    all but one in a thousand. None where there are no classes."""
-
-
-ALIVE_SHARE = 1e-3
-"""Of the examples. A class that is told apart has a positive score for its own and for many others; a rare class, with
-fewer examples than this, may be taken for dead."""
+    """Whether the score of each class is the same for every example or, if scores are nowhere negative (ReLU), for all
+    but one in a thousand; None for potentials without classes."""
 
 
 def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None) -> ExactSums:
-    """Mean loss, mean error, ∇U and the dead classes over the whole data set."""
+    """Return mean loss, mean error, ∇U and the dead classes over the full data set, with float32 products."""
 
     def chunk_loss(weights: Weights, batch: Batch, mask: Array) -> tuple[Array, Array]:
         losses = jnp.where(mask, potential.per_example_loss(weights, batch), 0.0)
@@ -116,7 +77,7 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
     def fold(carry: tuple, batch: Batch, mask: Array) -> tuple:
         loss, error, gradient, low, high, positive = carry
         (_, losses), chunk_gradient = jax.value_and_grad(chunk_loss, has_aux=True)(weights, batch, mask)
-        loss = compensated.add(loss, compensated.total(losses))
+        loss = add(loss, total(losses))
         if potential.per_example_error is not None:
             error = error + jnp.sum(jnp.where(mask, potential.per_example_error(weights, batch), 0.0))
         if potential.class_scores is not None:
@@ -130,53 +91,124 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
         num_classes = jax.eval_shape(potential.class_scores, weights, dataset.shapes(1)[0]).shape[-1]
     error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
     low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
-    carry = (compensated.zero(), error, trees.zeros_like(weights), low, high, jnp.zeros((num_classes,), jnp.int32))
+    carry = (zero_sum(), error, trees.zeros_like(weights), low, high, jnp.zeros((num_classes,), jnp.int32))
     with jax.default_matmul_precision("highest"):
-        loss, error, gradient, low, high, positive = fold_chunks(fold, carry, dataset, chunk_for(chunk_size, weights))
+        chunk_size = default_chunk_size(chunk_size, weights)
+        loss, error, gradient, low, high, positive = fold_chunks(fold, carry, dataset, chunk_size)
     num = dataset.num_examples
     gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
-    dead = (high == low) | ((low >= 0) & (positive < ALIVE_SHARE * num))
-    return ExactSums(compensated.scale(loss, 1 / num), error / num, gradient, dead if num_classes else None)
-
-
-def exact_mean(per_example: PerExample, weights: Weights, dataset: Dataset, chunk_size: int | None) -> Sum:
-    """The mean of a per-example quantity over the whole data set: forward only, full float32 products, compensated."""
-    (mean,) = exact_means([per_example], weights, dataset, chunk_size)
-    return mean
+    # A class that is learned has a positive score for its own examples and many others. A class with fewer than one in
+    # a thousand examples may be taken for dead.
+    dead = (high == low) | ((low >= 0) & (positive < 1e-3 * num))
+    return ExactSums(scale(loss, 1 / num), error / num, gradient, dead if num_classes else None)
 
 
 def exact_means(
     per_example: Sequence[PerExample], weights: Weights, dataset: Dataset, chunk_size: int | None
 ) -> list[Sum]:
-    """The means of several quantities, in one pass: what they compute in common is computed once."""
+    """Return the means of per-example quantities over the full data set, in one forward pass with float32 products."""
 
     def fold(totals: list[Sum], batch: Batch, mask: Array) -> list[Sum]:
         values = [jnp.where(mask, quantity(weights, batch), 0.0) for quantity in per_example]
-        return [compensated.add(t, compensated.total(v)) for t, v in zip(totals, values, strict=True)]
+        return [add(t, total(v)) for t, v in zip(totals, values, strict=True)]
 
-    zeros = [compensated.zero() for _ in per_example]
     with jax.default_matmul_precision("highest"):
-        totals = fold_chunks(fold, zeros, dataset, chunk_for(chunk_size, weights))
-    return [compensated.scale(total, 1 / dataset.num_examples) for total in totals]
+        zeros = [zero_sum() for _ in per_example]
+        totals = fold_chunks(fold, zeros, dataset, default_chunk_size(chunk_size, weights))
+    return [scale(value, 1 / dataset.num_examples) for value in totals]
 
 
 def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None = None) -> Sum:
-    """U on the whole data set, regulariser included, precise enough for Metropolis.
+    """Return U on the full data set, regulariser included, precise enough for Metropolis.
 
-    Differences of two such energies, by `compensated.difference`, are limited by the rounding of the single losses
-    (about 1e-7 each, of random sign), not by their sum: about 1e-9 on 50 000 examples.
+    Differences of two such energies, by `difference`, are limited by the rounding of the single losses (about 1e-7
+    each, of random sign), not by their sum: about 1e-9 on 50 000 examples.
     """
-    loss = exact_mean(potential.per_example_loss, weights, dataset, chunk_size)
+    (loss,) = exact_means([potential.per_example_loss], weights, dataset, chunk_size)
     if not potential.has_regularizer:
         return loss
     stiffness = trees.spread(potential.stiffness(weights), weights)
     squares = [
-        compensated.scale(compensated.total_of_squares(leaf), 0.5 * k)
+        scale(total_of_squares(leaf), 0.5 * k)
         for leaf, k in zip(jax.tree.leaves(weights), jax.tree.leaves(stiffness), strict=True)
     ]
-    return functools.reduce(compensated.add, squares, loss)
+    return functools.reduce(add, squares, loss)
+
+
+class Sum(NamedTuple):
+    """The unevaluated sum high + low."""
+
+    high: Array
+    low: Array
+
+
+def zero_sum() -> Sum:
+    """Return the empty sum."""
+    return Sum(jnp.zeros(()), jnp.zeros(()))
+
+
+def _two_sum(a: Array, b: Array) -> Sum:
+    rounded = a + b
+    shadow = rounded - a
+    return Sum(rounded, (a - (rounded - shadow)) + (b - shadow))
+
+
+def add(left: Sum, right: Sum) -> Sum:
+    """Return the sum of two compensated sums."""
+    rounded = _two_sum(left.high, right.high)
+    return _two_sum(rounded.high, rounded.low + left.low + right.low)
+
+
+def difference(left: Sum, right: Sum) -> Array:
+    """Return left − right as a plain number, exact to the rounding of the small result."""
+    result = add(left, Sum(-right.high, -right.low))
+    return result.high + result.low
+
+
+def scale(value: Sum, factor: float) -> Sum:
+    """Return the sum times a number, with the rounding error of the product.
+
+    The factor itself is rounded to the working precision: a constant relative change of the unit, the same for every
+    sum scaled by it, so differences of scaled sums stay as precise as the sums.
+    """
+    factor_array = jnp.asarray(factor, value.high.dtype)
+    product = value.high * factor_array
+    error = _product_error(value.high, factor_array, product)
+    return _two_sum(product, error + value.low * factor_array)
+
+
+def total(values: Array) -> Sum:
+    """Return the sum of all entries of an array."""
+    values = jnp.ravel(values)
+    init = (jnp.zeros((), values.dtype), jnp.zeros((), values.dtype))
+
+    def combine(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+        return add(Sum(*left), Sum(*right))
+
+    return Sum(*lax.reduce((values, jnp.zeros_like(values)), init, combine, (0,)))
+
+
+def total_of_squares(values: Array) -> Sum:
+    """Return the sum of squares of all entries, each square with its rounding error."""
+    values = jnp.ravel(values)
+    squares = values * values
+    return add(total(squares), total(_product_error(values, values, squares)))
 
 
 def sum_of_squares(tree: Weights) -> Sum:
-    """|w|² of a pytree as a compensated sum."""
-    return functools.reduce(compensated.add, [compensated.total_of_squares(leaf) for leaf in jax.tree.leaves(tree)])
+    """Return |w|² of a pytree as a compensated sum."""
+    return functools.reduce(add, [total_of_squares(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def _split(a: Array) -> tuple[Array, Array]:
+    """Return two halves of the mantissa (Veltkamp), so that products of halves are exact (Dekker)."""
+    mantissa_bits = jnp.finfo(a.dtype).nmant + 1
+    shifted = a * (2.0 ** ((mantissa_bits + 1) // 2) + 1.0)
+    high = shifted - (shifted - a)
+    return high, a - high
+
+
+def _product_error(a: Array, b: Array, product: Array) -> Array:
+    a_high, a_low = _split(a)
+    b_high, b_low = _split(b)
+    return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low

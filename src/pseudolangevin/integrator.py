@@ -1,4 +1,4 @@
-"""The one step behind every sampler (eq:PseudoLangevinIntegrator).
+"""The one step that all samplers share (eq:PseudoLangevinIntegrator).
 
 State: the weights w and the half-step momentum h (the paper's Π). With masses M, temperature T, gradient variance 𝒱,
 c1 = `momentum_retention` and δt = `time_step`, one step is
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .types import Array, Weights
+from ._trees import Array, Weights
 
 
 def step(
@@ -34,7 +34,7 @@ def step(
     momentum_retention: float,
     time_step: float | Array,
 ) -> tuple[Weights, Weights]:
-    """One step: drift, one gradient, kick. `noise` is ξ; None means c1 = 1, where none enters."""
+    """Return weights and momentum after one step: drift, one gradient, kick. `noise` is ξ; None is for c1 = 1."""
     weights = drift(weights, half_step_momentum, masses, time_step)
     gradient = gradient_at(weights)
     retained = momentum_retention**2
@@ -43,7 +43,7 @@ def step(
 
 
 def drift(weights: Weights, half_step_momentum: Weights, masses: Weights, time_step: float | Array) -> Weights:
-    """w ← w + δt·h/M."""
+    """Return w + δt·h/M."""
     return jax.tree.map(lambda w, h, m: w + time_step * h / m, weights, half_step_momentum, masses)
 
 
@@ -57,7 +57,7 @@ def half_step(
     momentum_retention: float,
     time_step: float | Array,
 ) -> Weights:
-    """h = c1·p − (δt/2)·g + √((1 − c1²)·M·T − (δt/2)²·𝒱)·ξ (eq:ExtendedMomenta_pL)."""
+    """Return h = c1·p − (δt/2)·g + √((1 − c1²)·M·T − (δt/2)²·𝒱)·ξ (eq:ExtendedMomenta_pL)."""
     return _kick(momentum, gradient, noise, masses, variance, temperature, momentum_retention, 0.5 * time_step)
 
 
@@ -71,7 +71,7 @@ def _kick(
     retained: float,
     length: float | Array,
 ) -> Weights:
-    """r·p − l·g + √((1 − r²)·M·T − l²·𝒱)·ξ, with r what is `retained` and l the `length` in time."""
+    """Return r·p − l·g + √((1 − r²)·M·T − l²·𝒱)·ξ, with r = `retained` and l = `length` in time."""
     kicked = jax.tree.map(lambda p, g: retained * p - length * g, momentum, gradient)
     if noise is None:
         return kicked
@@ -85,21 +85,21 @@ def _kick(
 
 
 def full_step(half_step_momentum: Weights, gradient: Weights, time_step: float | Array) -> Weights:
-    """p = h + (δt/2)·g: the momentum at the time of the weights.
+    """Return p = h + (δt/2)·g, the momentum at the time of the weights.
 
-    With the exact gradient this is the thermalised momentum, N(0, M·T) at equilibrium, whatever δt on a quadratic
-    potential; h itself is wider by the half kick. Kinetic temperatures are measured with it.
+    With the exact gradient, p is the thermalised momentum: N(0, M·T) at equilibrium for any δt on a quadratic
+    potential. h itself is wider by the half kick. Kinetic temperatures are measured with p.
     """
     return jax.tree.map(lambda h, g: h + 0.5 * time_step * g, half_step_momentum, gradient)
 
 
 def maxwell_boltzmann(noise: Weights, masses: Weights, temperature: Array) -> Weights:
-    """Momenta √(M·T)·ξ."""
+    """Return momenta √(M·T)·ξ."""
     return jax.tree.map(lambda xi, m: jnp.sqrt(m * temperature) * xi, noise, masses)
 
 
 def kinetic_temperature(momentum: Weights, masses: Weights) -> Array:
-    """⟨p²/M⟩ over all weights; equals T at equilibrium."""
+    """Return ⟨p²/M⟩ over all weights, which equals T at equilibrium."""
     ratios = jax.tree.map(lambda p, m: jnp.sum(p**2 / m), momentum, masses)
     sizes = sum(leaf.size for leaf in jax.tree.leaves(momentum))
     return sum(jax.tree.leaves(ratios), start=jnp.zeros(())) / float(sizes)

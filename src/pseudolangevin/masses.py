@@ -1,35 +1,35 @@
-"""Fictitious masses: chosen so that the mini-batch noise is a set, small share of the thermal noise.
+"""Fictitious masses, set so that the mini-batch noise is a given small share of the thermal noise.
 
 The temperature ratio of a component (eq:LTRLimit) is 𝒯_i = δt²·𝒱_i / (4·(1 − c1²)·T·M_i); inverting it gives the mass
-for a wanted ratio. Masses and 𝒱 may be kept per weight, per row (one for each output unit, the last axis of a
-kernel) or per tensor; they are stored as arrays that broadcast against the weights.
+for a given ratio. Masses and 𝒱 are kept per weight, per row (one for each output unit, the last axis of a kernel) or
+per tensor, as arrays that broadcast against the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import trees
-from .checks import as_number
-from .types import Array, Weights
+from . import _trees as trees
+from ._checks import as_number
+from ._trees import Array, Weights
 
 Granularity: TypeAlias = Literal["weight", "row", "tensor"]
 
 
 def _ratio_constant(temperature: Array, momentum_retention: float, time_step: float) -> Array:
-    """𝒯·M/𝒱."""
+    """Return 𝒯·M/𝒱."""
     return time_step**2 / (4 * (1 - momentum_retention**2) * temperature)
 
 
 def temperature_ratios(
     variance: Weights, masses: Weights, temperature: Array, momentum_retention: float, time_step: float
 ) -> Weights:
-    """𝒯_i of every component (eq:LTRLimit)."""
+    """Return 𝒯_i of every component (eq:LTRLimit)."""
     constant = _ratio_constant(temperature, momentum_retention, time_step)
     return jax.tree.map(lambda v, m: constant * v / m, variance, masses)
 
@@ -37,18 +37,18 @@ def temperature_ratios(
 def from_noise(
     variance: Weights, temperature: Array, ratio: float, momentum_retention: float, time_step: float
 ) -> Weights:
-    """The masses that give every component the temperature ratio `ratio`."""
+    """Return the masses that give every component the temperature ratio `ratio`."""
     constant = _ratio_constant(temperature, momentum_retention, time_step)
     return jax.tree.map(lambda v: constant * v / ratio, variance)
 
 
 def uniform(weights: Weights, mass: float, granularity: Granularity = "weight") -> Weights:
-    """The same mass for every weight."""
+    """Return the same mass for every weight."""
     return jax.tree.map(lambda w: jnp.full(group_shape(w.shape, granularity), mass, w.dtype), weights)
 
 
 def given(weights: Weights, masses: float | Weights) -> Weights:
-    """Masses as the user gave them: one number, or a pytree whose arrays broadcast against the weights."""
+    """Return masses given as one number, or as a pytree whose arrays broadcast against the weights."""
     if is_one_number(masses):
         return uniform(weights, masses, "tensor")
     structure: Any = jax.tree.structure(weights)
@@ -71,18 +71,13 @@ def given(weights: Weights, masses: float | Weights) -> Weights:
     return jax.tree.map(fitted, weights, masses)
 
 
-def for_the_record(masses: float | Weights) -> float | str:
-    """The number, or that there were many."""
-    return float(masses) if is_one_number(masses) else "given"
-
-
 def is_one_number(masses: float | Weights) -> bool:
-    """Whether one mass was given for all weights."""
+    """Return whether one mass was given for all weights."""
     return jax.tree_util.all_leaves([masses]) and jnp.ndim(masses) == 0
 
 
 def check_given(masses: float | Weights) -> None:
-    """Refuse masses that are not positive, finite numbers."""
+    """Raise unless the masses are positive, finite numbers."""
     leaves = jax.tree.leaves(masses)
     if not leaves:
         raise ValueError(f"masses = {masses!r} is empty; pass one number or a pytree shaped like the weights")
@@ -100,11 +95,11 @@ def check_given(masses: float | Weights) -> None:
 
 
 def floor_variance(variance: Weights, fraction: float) -> Weights:
-    """𝒱 raised to at least `fraction` of its tensor's mean.
+    """Return 𝒱 raised to at least `fraction` of its tensor's mean.
 
-    A unit that is silent for every example has 𝒱 = 0, hence no mass; when it wakes up before 𝒱 is measured again,
-    its temperature ratio is unbounded and the chain explodes. A tensor that is silent as a whole takes the smallest
-    mean of the others.
+    A unit that is silent for every example has 𝒱 = 0 and would get no mass. If it becomes active before 𝒱 is measured
+    again, its temperature ratio is unbounded and the chain diverges. A tensor that is silent throughout takes the
+    smallest mean of the others.
     """
     means = jax.tree.map(jnp.mean, variance)
     stacked = jnp.stack(jax.tree.leaves(means))
@@ -114,18 +109,20 @@ def floor_variance(variance: Weights, fraction: float) -> Weights:
 
 
 def at_least(masses: Weights, minimum: Any) -> Weights:
-    """Masses raised to a common minimum, or to one for each tensor."""
+    """Return the masses raised to a common minimum, or to one for each tensor."""
     return jax.tree.map(jnp.maximum, masses, trees.spread(minimum, masses))
 
 
 def stable_minimum(stiffness: Any, time_step: float, max_frequency: float) -> Any:
-    """The mass at which the regulariser alone, ω² = (λ/N)/M, oscillates with ω·δt = `max_frequency`; of each tensor
-    where λ/N is."""
+    """Return the mass at which the regulariser alone, ω² = (λ/N)/M, oscillates with ω·δt = `max_frequency`.
+
+    `stiffness` is λ/N, one number or one for each tensor.
+    """
     return jax.tree.map(lambda k: k * (time_step / max_frequency) ** 2, stiffness)
 
 
 def group_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, ...]:
-    """The shape of the masses of a tensor."""
+    """Return the shape of the masses of a tensor."""
     if granularity == "weight" or (granularity == "row" and len(shape) < 2):
         return shape
     if granularity == "row":
@@ -134,7 +131,7 @@ def group_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, 
 
 
 def by_group(reduce: Callable[..., Array], tree: Weights, granularity: Granularity) -> Weights:
-    """`reduce` (jnp.max, jnp.mean) within every group that shares a mass."""
+    """Apply `reduce` (jnp.max, jnp.mean) within every group that shares a mass."""
 
     def reduced(leaf: Array) -> Array:
         shape = group_shape(leaf.shape, granularity)
@@ -142,9 +139,3 @@ def by_group(reduce: Callable[..., Array], tree: Weights, granularity: Granulari
         return reduce(leaf, axis=axes, keepdims=True) if axes else leaf
 
     return jax.tree.map(reduced, tree)
-
-
-def check_granularity(granularity: str) -> None:
-    """Refuse an unknown granularity."""
-    if granularity not in get_args(Granularity):
-        raise ValueError(f"masses_per = {granularity!r}: choose one of {get_args(Granularity)}")

@@ -1,107 +1,136 @@
-"""What is recorded of a chain: loss, potential, norm, error, temperatures, noise.
+"""Observables: the quantities recorded from a chain, with their labels and units.
 
-Everything is measured on the whole training set (or a fixed subset of it) with exact, chunked sums.
+Built-in observables are rows of one table. A user's own are functions f(weights, dataset), passed to `sample` as
+`observables={"margin": f}`. Everything is measured on the full training set, or its first examples, with exact sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import trees
+from . import _trees as trees
+from ._trees import Array, Weights
 from .data import Dataset
-from .gradients import exact_sums
-from .potential import Potential
-from .samplers.base import ChainState, Kernel
-from .samplers.langevin_kernel import RATIO_QUANTILES
-from .types import Array, Status, Weights
+from .gradients import exact_means, exact_sums
+from .samplers.base import Sampler, Status
+from .samplers.langevin import RATIO_QUANTILES
 
-LONG_NAMES = {
-    "loss": "mean loss, without the regulariser",
-    "potential": "U = loss + λ/(2N)·|w|²",
-    "squared_norm": "|w|²",
-    "error": "share of misclassified training examples",
-    "test_loss": "mean loss on the test set",
-    "test_error": "share of misclassified test examples",
-    "kinetic_temperature": "⟨p²/M⟩ with the momentum at the time of the weights",
-    "virial_temperature": "⟨w·∇U⟩/N with the exact gradient",
-    "layer_virial_temperature": "⟨w·∇U⟩/N within each layer",
-    "temperature_ratio": "quantiles of 𝒯_i in force",
-    "max_temperature_ratio": "largest 𝒯_i in force",
-    "peak_temperature_ratio": "largest 𝒯_i found by the last refresh, before masses were raised",
-    "stale_heat": "excess of temperature from noise above the old 𝒱, found by the last refresh (0 in the warm-up)",
-    "gradient_variance": "mean 𝒱 of each layer",
-    "raised_share": "share of masses raised by the last refresh",
-    "clipped_share": "share of the weights whose mini-batch noise alone is hotter than T, so that none was injected",
-    "refresh_interval": "steps between measurements of 𝒱",
-    "num_resets": "how often masses and momenta were started anew",
-    "acceptance": "share of moves accepted since the warm-up (during it: since the start)",
-    "energy_error": "ΔH/T of the last trajectory",
-    "time_step": "δt of the next move",
-    "validation_loss": "mean loss on the validation set, when it was last computed",
-    "validation_error": "share of misclassified validation examples, when it was last computed",
-    "validation_step": "step at which the validation set was last computed",
-    "best_step": "step of the best validation so far",
-    "dead_class": "whether the score of a class is the same for (nearly) every example",
-    "status": "0 running; otherwise why the chain stopped",
+OwnObservables = tuple[tuple[str, Callable[[Weights, Dataset], Any]], ...]
+
+
+class Observable(NamedTuple):
+    """Description of an observable in the trace."""
+
+    label: str
+    """Short name for axes and tables."""
+    long_name: str
+    """Explanation in one line."""
+    unit: str = ""
+    dims: tuple[str, ...] = ()
+    """Dimensions besides (temperature, chain, draw)."""
+
+
+OBSERVABLES = {
+    "loss": Observable("loss", "mean loss, without the regulariser"),
+    "potential": Observable("U", "potential U, the mean loss plus the regulariser"),
+    "squared_norm": Observable("|w|²", "sum of the squared weights"),
+    "error": Observable("error", "share of misclassified training examples"),
+    "test_loss": Observable("test loss", "mean loss on the test set"),
+    "test_error": Observable("test error", "share of misclassified test examples"),
+    "kinetic_temperature": Observable(
+        "kinetic temperature", "mean of p²/M, with the momentum at the time of the weights", "loss"
+    ),
+    "virial_temperature": Observable("virial temperature", "w·∇U/N with the exact gradient", "loss"),
+    "layer_virial_temperature": Observable(
+        "virial temperature by layer", "w·∇U/N within each layer", "loss", ("layer",)
+    ),
+    "temperature_ratio": Observable("temperature ratio", "quantiles of the current ratios", dims=("quantile",)),
+    "max_temperature_ratio": Observable("largest temperature ratio", "largest current ratio of any weight"),
+    "peak_temperature_ratio": Observable(
+        "peak temperature ratio", "largest ratio found by the last refresh, before masses were raised"
+    ),
+    "stale_excess_temperature": Observable(
+        "stale excess temperature",
+        "relative excess temperature from noise above the old variance, found by the last refresh",
+        dims=("layer",),
+    ),
+    "gradient_variance": Observable("gradient variance", "mean gradient variance of each layer", dims=("layer",)),
+    "raised_share": Observable("raised share", "share of the masses raised by the last refresh"),
+    "clipped_share": Observable(
+        "clipped share", "share of the weights whose mini-batch noise alone exceeds the thermal noise"
+    ),
+    "refresh_interval": Observable("refresh interval", "steps between measurements of the variance", "steps"),
+    "num_resets": Observable("resets", "number of times that all masses were set and all momenta redrawn"),
+    "acceptance": Observable("acceptance", "share of moves accepted since the warm-up (during it: since the start)"),
+    "energy_error": Observable("energy error", "energy error of the last trajectory", "T"),
+    "time_step": Observable("time step", "time step of the next move"),
+    "validation_loss": Observable("validation loss", "mean loss on the validation set at the last validation"),
+    "validation_error": Observable(
+        "validation error", "share of misclassified validation examples at the last validation"
+    ),
+    "validation_step": Observable("validation step", "step of the last validation", "steps"),
+    "best_step": Observable("best step", "step of the best validation so far", "steps"),
+    "dead_class": Observable(
+        "dead class", "whether the score of a class is the same for nearly every example", dims=("class",)
+    ),
+    "status": Observable("status", "0 while running; otherwise the reason why the chain stopped"),
 }
 
-EXTRA_DIMENSIONS = {
-    "layer_virial_temperature": "layer",
-    "gradient_variance": "layer",
-    "stale_heat": "layer",
-    "temperature_ratio": "quantile",
-    "dead_class": "class",
-}
+
+def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None) -> OwnObservables:
+    """Return a user's observables as a tuple; raise unless they are named functions."""
+    for name, function in (observables or {}).items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"observables has the name {name!r}; use a Python identifier, such as 'margin'")
+        if name in OBSERVABLES or name in ("temperature", "chain", "draw", "step", "layer", "quantile", "class"):
+            raise ValueError(f"observables has the name {name!r}, which the trace uses already; choose another")
+        if not callable(function):
+            raise ValueError(f"observables[{name!r}] = {function!r} is not callable; pass f(weights, dataset)")
+    return tuple((observables or {}).items())
 
 
-@dataclass(frozen=True)
-class Observer:
-    """Which observables to record."""
-
-    potential: Potential
-    chunk_size: int | None = None
-
-    def observe(self, kernel: Kernel, state: ChainState, train: Dataset, test: Dataset | None) -> dict[str, Array]:
-        """All observables of one chain; `loss` and `potential` as (high, low) pairs, see `compensated`."""
-        weights = state.weights
-        sums = exact_sums(self.potential, weights, train, self.chunk_size)
-        squared_norm = trees.squared_norm(weights)
-        regularizer = self.potential.regularizer(weights)
-        broken = (state.status == Status.RUNNING) & ~jnp.isfinite(sums.loss.high + sums.loss.low + regularizer)
-        record = {
-            "loss": jnp.stack(sums.loss),
-            "squared_norm": squared_norm,
-            "regularizer": regularizer,
-            "virial_temperature": trees.dot(weights, sums.gradient) / float(trees.num_weights(weights)),
-            "layer_virial_temperature": layer_virial_temperatures(weights, sums.gradient),
-            "status": jnp.where(broken, Status.NON_FINITE_ENERGY, state.status),
-        }
-        if self.potential.per_example_error is not None:
-            record["error"] = sums.error
-        if sums.dead_class is not None:
-            record["dead_class"] = sums.dead_class
-        if test is not None:
-            test_sums = exact_sums(self.potential, weights, test, self.chunk_size)
-            record["test_loss"] = test_sums.loss.high + test_sums.loss.low
-            if self.potential.per_example_error is not None:
-                record["test_error"] = test_sums.error
-        return record | kernel.measure(state, sums.gradient)
+def observe(
+    sampler: Sampler, state: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
+) -> dict[str, Array]:
+    """Return all observables of one chain; `loss` as a (high, low) pair of a compensated sum."""
+    potential, weights = sampler.potential, sampler.position(state)
+    sums = exact_sums(potential, weights, train, chunk_size)
+    regularizer = potential.regularizer(weights)
+    broken = (state.status == Status.RUNNING) & ~jnp.isfinite(sums.loss.high + sums.loss.low + regularizer)
+    record = {
+        "loss": jnp.stack(sums.loss),
+        "squared_norm": trees.squared_norm(weights),
+        "regularizer": regularizer,
+        "virial_temperature": trees.dot(weights, sums.gradient) / float(trees.num_weights(weights)),
+        "layer_virial_temperature": layer_virial_temperatures(weights, sums.gradient),
+        "status": jnp.where(broken, Status.NON_FINITE_ENERGY, state.status),
+    }
+    if potential.per_example_error is not None:
+        record["error"] = sums.error
+    if sums.dead_class is not None:
+        record["dead_class"] = sums.dead_class
+    if test is not None:
+        quantities = [q for q in (potential.per_example_loss, potential.per_example_error) if q is not None]
+        means = exact_means(quantities, weights, test, chunk_size)
+        record |= {name: m.high + m.low for name, m in zip(("test_loss", "test_error"), means, strict=False)}
+    for name, function in own:
+        record[name] = jnp.asarray(function(weights, train))
+    return record | sampler.measure(state, sums.gradient)
 
 
 def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:
-    """⟨w·∇U⟩/N of each layer; every one equals T at equilibrium, by the equipartition theorem."""
+    """Return ⟨w·∇U⟩/N of each layer, which equals T at equilibrium by the equipartition theorem."""
     pairs = zip(trees.layers(weights).values(), trees.layers(gradient).values(), strict=True)
     return jnp.stack([trees.dot(w, g) / float(trees.num_weights(w)) for w, g in pairs])
 
 
 def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
-    """A record as float64 NumPy arrays, the compensated pairs added up, and U formed from them."""
+    """Return a record as float64 NumPy arrays, with the compensated pairs added and U computed from them."""
     host = jax.device_get(dict(record))  # all copies at once: on a GPU each waits tens of microseconds
     host["loss"] = host["loss"].astype(np.float64).sum(axis=-1)
     host["potential"] = host["loss"] + host.pop("regularizer")
@@ -111,11 +140,20 @@ def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def coordinates(weights: Weights, record: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Coordinates of the dimensions that a record has besides the chain's."""
+def variable(name: str, values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, dict[str, str]]:
+    """Return an observable (temperature, chain, draw, …) as a variable of the trace: dimensions, values, attributes."""
+    extra = values.ndim - 3
+    own = Observable(name, name, dims=tuple(f"{name}_dim{axis}" for axis in range(extra)))
+    row = OBSERVABLES.get(name, own)
+    attributes = {"label": row.label, "unit": row.unit, "long_name": row.long_name}
+    return ("temperature", "chain", "draw", *row.dims), values, attributes
+
+
+def coordinates(weights: Weights, names: Sequence[str], num_classes: int) -> dict[str, Any]:
+    """Return the coordinates of the dimensions that a trace has besides (temperature, chain, draw)."""
     coords: dict[str, Any] = {"layer": list(trees.layers(weights))}
-    if "temperature_ratio" in record:
+    if "temperature_ratio" in names:
         coords["quantile"] = list(RATIO_QUANTILES)
-    if "dead_class" in record:
-        coords["class"] = np.arange(record["dead_class"].shape[-1])
+    if "dead_class" in names:
+        coords["class"] = np.arange(num_classes)
     return coords

@@ -1,45 +1,50 @@
-"""Which axis lives on which device.
+"""Devices and processes: how chains, examples and weights are split over them.
 
-A mesh of devices has three axes, and `Placement` says how many ways each is split:
+A mesh of devices has three axes, and `Placement` gives the number of parts along each:
 
-    chains    the leading axis of every state: chains run side by side and never talk
-    data      the example axis of the data set and of every mini-batch: gradients are summed over it
-    weights   the longest axis that divides, of every large tensor of the state: weights, momenta, masses, 𝒱
+    chains    the leading axis of every state; chains never communicate
+    data      the example axis of the data set and of every mini-batch; gradients are summed over it
+    weights   the longest divisible axis of every large tensor of a state: weights, momenta, masses, variances
 
-The programs are those of one device, and so is the chain, to rounding. Random numbers are counter-based, so a piece of
-them is what the whole would have held there. A mini-batch is drawn by the same global indices however the data set is
-split: every device contributes the examples it holds (S rows are exchanged, little beside a gradient), keeps its share
-of the batch, and the gradients of the shares are summed. Drawing from every shard a batch of its own would save that
-exchange, but it is another law (stratified, with another 𝒱), and a run could not be continued on another number of
-devices. 𝒱 is measured through the same path.
+The compiled programs are those of one device, and so is the chain, to rounding. Random numbers are counter-based, so
+each device computes its part of them alone. A mini-batch is drawn with the same global indices however the data set is
+split: the devices exchange its S examples, which is cheap compared with a gradient. A separate mini-batch from each
+part would be another distribution (stratified), and a run could not be continued on another number of devices.
+
+All processes of a run execute the same program in the same order, and the first one writes the files. What one process
+alone learns (a signal, a full disk, the time) is shared before any process acts on it, so that none is left waiting.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import os
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import trees
-from .checks import check_integer
+from . import _trees
+from ._checks import check_integer
+from ._trees import Weights
 from .data import Dataset
-from .types import Weights
 
 AXES = ("chains", "data", "weights")
-SMALL = 1024
-"""Tensors with fewer entries (per chain) are not split: they would cost more in messages than they save."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How many ways the chains, the data and the weights are split; their product is the number of devices used.
+    """Number of parts that the chains, the data and the weights are split into, one device for each combination.
 
     Example:
         >>> Placement(chains=2, data=2).num_devices
@@ -51,132 +56,222 @@ class Placement:
     weights: int = 1
 
     def __post_init__(self) -> None:
-        """Check the numbers by themselves."""
+        """Check that the numbers are positive integers."""
         for axis in AXES:
             check_integer(f"placement.{axis}", getattr(self, axis), minimum=1)
 
     @classmethod
     def automatic(cls, num_chains: int) -> Placement:
-        """Chains over as many devices as divide them."""
+        """Split the chains over the largest number of devices that divides `num_chains`."""
         return cls(chains=max(n for n in range(1, jax.device_count() + 1) if num_chains % n == 0))
 
     @property
     def num_devices(self) -> int:
-        """Devices in use."""
+        """Number of devices in use."""
         return self.chains * self.data * self.weights
 
     def mesh(self) -> Mesh | None:
-        """The devices, arranged; None for a single one, where nothing needs to be said."""
-        if self.num_devices == 1:
-            return None
-        ways = tuple(getattr(self, axis) for axis in AXES)
-        return Mesh(np.asarray(jax.devices()[: self.num_devices]).reshape(ways), AXES)
+        """Return the mesh of devices, or None for a single device."""
+        devices = np.asarray(jax.devices()[: self.num_devices])
+        return Mesh(devices.reshape(astuple(self)), AXES) if self.num_devices > 1 else None
 
     def check(self, num_chains: int, num_examples: int, weights: Weights | None = None) -> None:
-        """Refuse what the devices, the chains, the examples or the weights of one chain (if known) do not allow."""
-        why = self._trouble(num_chains, num_examples, weights)
-        if why is None:
-            return
-        valid = [p for p in _candidates() if p._trouble(num_chains, num_examples, weights) is None]
-        nearest = min(valid, key=self._distance, default=None)
-        remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
-        raise ValueError(f"placement.{self}: {why}; {remedy}")
+        """Raise a ValueError if the devices, chains, examples or weights of one chain (if given) cannot be split so."""
+        if problem := self._problem(num_chains, num_examples, weights):
+            parts = range(1, jax.device_count() + 1)
+            candidates = (Placement(*split) for split in itertools.product(parts, repeat=3))
+            valid = (other for other in candidates if not other._problem(num_chains, num_examples, weights))
+            nearest = min(valid, key=self._distance, default=None)
+            remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
+            raise ValueError(f"placement.{self}: {problem}; {remedy}")
 
-    def _trouble(self, num_chains: int, num_examples: int, weights: Weights | None) -> str | None:
-        available = jax.device_count()
-        if self.num_devices > available:
-            return f"{self.chains}·{self.data}·{self.weights} = {self.num_devices} devices, and there are {available}"
-        if jax.process_count() > 1 and self.num_devices != available:
-            return (
-                f"{self.num_devices} of {available} devices, but {jax.process_count()} processes must use all of them"
-            )
+    def _problem(self, num_chains: int, num_examples: int, weights: Weights | None) -> str | None:
+        num_devices, available = self.num_devices, jax.device_count()
+        if num_devices > available:
+            return f"{self.chains}*{self.data}*{self.weights} = {num_devices} devices, and there are {available}"
+        if several() and num_devices != available:
+            return f"{num_devices} of {available} devices, but {jax.process_count()} processes must use all of them"
         if num_chains % self.chains:
             return f"{num_chains} chains (all temperatures together) do not divide into {self.chains}"
         if num_examples % self.data:
             return f"{num_examples} examples do not divide into {self.data}"
-        for name, leaf in trees.named_leaves(weights) if self.weights > 1 and weights is not None else ():
-            if math.prod(leaf.shape) >= SMALL and split_axis(leaf.shape, self.weights) is None:
+        for name, leaf in _trees.named_leaves(weights) if weights is not None else ():
+            if _is_split(leaf.shape, self.weights) and split_axis(leaf.shape, self.weights) is None:
                 return f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}"
         return None
 
     def _distance(self, other: Placement) -> tuple[float, ...]:
-        ratios = (math.log(getattr(self, axis) / getattr(other, axis)) for axis in AXES)
-        # Among equals: more devices, and what costs least.
-        return round(sum(map(abs, ratios)), 6), -other.num_devices, -other.chains, -other.data
+        ratios = np.log(np.array(astuple(self)) / np.array(astuple(other)))
+        # Among equals: more devices, then the split with the least communication.
+        return round(float(np.abs(ratios).sum()), 6), -other.num_devices, -other.chains, -other.data
 
     def __str__(self) -> str:
-        """As in a configuration."""
+        """Return the settings as they are written in a configuration."""
         return ", ".join(f"{axis} = {getattr(self, axis)}" for axis in AXES)
 
 
-def _candidates() -> Iterator[Placement]:
-    available = jax.device_count()
-    for chains in range(1, available + 1):
-        for data in range(1, available // chains + 1):
-            for weights in range(1, available // (chains * data) + 1):
-                yield Placement(chains, data, weights)
+def _is_split(shape: tuple[int, ...], parts: int) -> bool:
+    # Smaller tensors of one chain would cost more in messages than they save.
+    return parts > 1 and math.prod(shape) >= 1024
 
 
-def split_axis(shape: tuple[int, ...], ways: int) -> int | None:
-    """The longest axis of a tensor that divides into `ways`, the last of equals (a layer's outputs); None for a small
-    tensor, or where none does."""
-    if ways == 1 or math.prod(shape) < SMALL:
-        return None
-    dividing = [axis for axis, length in enumerate(shape) if length % ways == 0]
+def split_axis(shape: tuple[int, ...], parts: int) -> int | None:
+    """Return the longest axis of a large tensor that divides into `parts`, the last among equals; None if none does."""
+    dividing = [axis for axis, length in enumerate(shape) if length % parts == 0] if _is_split(shape, parts) else []
     return max(dividing, key=lambda axis: (shape[axis], axis), default=None)
 
 
 def sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Where an array with a leading chain axis lives."""
+    """Return the sharding of an array with a leading chain axis."""
     names: list[str | None] = [None] * len(shape)
     if shape and shape[0] % mesh.shape["chains"] == 0:
         names[0] = "chains"
-    axis = split_axis(shape[1:], mesh.shape["weights"])
-    if axis is not None:
+    if (axis := split_axis(shape[1:], mesh.shape["weights"])) is not None:
         names[axis + 1] = "weights"
     return NamedSharding(mesh, PartitionSpec(*names))
 
 
 def keep_in_place(states: Any, mesh: Mesh | None) -> Any:
-    """Inside a compiled function: the chains live where the placement says."""
+    """Constrain arrays with a leading chain axis to their devices, inside a compiled function."""
     if mesh is None:
         return states
     return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, sharding(leaf.shape, mesh)), states)
 
 
 def keep_everywhere(tree: Any, mesh: Mesh | None) -> Any:
-    """Inside a compiled function: the arrays are whole on every device, so that every process can read them."""
+    """Replicate arrays on all devices, inside a compiled function, so that every process can read them."""
     return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def put_chains(tree: Any, mesh: Mesh | None) -> Any:
-    """Arrays with a leading chain axis, from anywhere to where they live."""
+    """Move arrays with a leading chain axis to their devices."""
     if mesh is None:
         return jax.tree.map(jnp.asarray, tree)
     return jax.tree.map(lambda leaf: _put(leaf, sharding(leaf.shape, mesh)), tree)
 
 
 def put_dataset(dataset: Dataset, mesh: Mesh | None) -> Dataset:
-    """The examples, split over the data axis; whole on every device where their number does not divide."""
+    """Split the examples over the data axis; replicate them if their number does not divide."""
     if mesh is None:
         return dataset
-
-    def put(leaf: Any) -> Any:
-        split = leaf.shape[0] % mesh.shape["data"] == 0
-        return _put(leaf, NamedSharding(mesh, PartitionSpec("data" if split else None)))
-
-    return jax.tree.map(put, dataset).with_mesh(mesh)
+    parts = mesh.shape["data"]
+    split, replicated = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    put = jax.tree.map(lambda leaf: _put(leaf, replicated if leaf.shape[0] % parts else split), dataset)
+    return put.with_mesh(mesh)
 
 
 def _put(leaf: Any, target: NamedSharding) -> Any:
     if target.is_fully_addressable:
         return jax.device_put(leaf, target)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        # A key has no entries of its own to hand out, only its data have.
-        data = _put(jax.random.key_data(leaf), target)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # a key array has no buffers, only its data have
+        return jax.random.wrap_key_data(_put(jax.random.key_data(leaf), target), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return jax.jit(lambda array: array, out_shardings=target)(leaf)
-    # Every process holds the whole array, and puts its pieces where they belong.
-    whole = np.asarray(leaf)
-    return jax.make_array_from_callback(whole.shape, target, lambda index: whole[index])
+        return _copy_to(target)(leaf)
+    complete = np.asarray(leaf)  # in every process, which puts its own parts on its devices
+    return jax.make_array_from_callback(complete.shape, target, lambda index: complete[index])
+
+
+@functools.cache  # so that each copy is compiled once
+def _copy_to(target: Any) -> Any:
+    return jax.jit(lambda array: array, out_shardings=target)
+
+
+class OtherProcessError(RuntimeError):
+    """Failure of another process of the run, which prints the reason itself."""
+
+
+def connect(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+    """Join the other processes of a run; call it before anything else that uses JAX.
+
+    Args:
+        coordinator: host:port of the first process. If all three arguments are None, they are taken from the
+            environment of Slurm, Open MPI or another launcher that JAX supports.
+        num_processes: number of processes of the run.
+        process_id: index of this process, from 0.
+    """
+    if (coordinator, num_processes, process_id).count(None) not in (0, 3):
+        given = f"coordinator = {coordinator}, num_processes = {num_processes}, process_id = {process_id}"
+        raise ValueError(f"{given}: give all three, or none under a launcher such as Slurm or Open MPI")
+    if num_processes is not None and process_id is not None:
+        if not 0 <= process_id < num_processes:
+            given = f"process_id = {process_id} of num_processes = {num_processes}"
+            raise ValueError(f"{given}; count from 0 to num_processes - 1")
+        host, _, port = str(coordinator).rpartition(":")
+        if not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"coordinator = {coordinator}: write host:port, for example 127.0.0.1:12345")
+    try:
+        jax.distributed.initialize(coordinator, num_processes, process_id)
+    except ValueError as error:
+        why = f"no launcher was recognised ({' '.join(str(error).split())})"
+        remedy = "start with srun or mpirun, or give coordinator, num_processes and process_id"
+        raise ValueError(f"{why}; {remedy}") from error
+
+
+def several() -> bool:
+    """Return whether the run has more than one process."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Return whether this process is the first one, which writes the files."""
+    return jax.process_index() == 0
+
+
+def _gathered(value: int) -> np.ndarray:
+    return multihost_utils.process_allgather(np.asarray(value)) if several() else np.asarray([value])
+
+
+def any_process(flag: bool) -> bool:
+    """Return whether `flag` is true in any process."""
+    return bool(_gathered(flag).any())
+
+
+def first_decides(choice: int) -> int:
+    """Return the choice of the first process in every process."""
+    return int(_gathered(choice)[0])
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Run a block without communication, after which either all processes continue or every one raises an error."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    failed = np.flatnonzero(_gathered(failure is not None))
+    if failure is not None:
+        raise failure
+    if failed.size:
+        raise OtherProcessError(f"process {failed[0]} of {jax.process_count()} failed; see its own message")
+
+
+def leave(code: int) -> None:
+    """End this process at once, without waiting for the others, so that they notice."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def to_host(tree: Any, *, keep: bool = True) -> Any:
+    """Return the tree with arrays that are spread over processes as complete NumPy arrays; call it in all processes.
+
+    Arrays are copied one at a time, so that a device needs memory for the largest one only. A process that does not
+    `keep` the copies gets the arrays as they were.
+    """
+
+    def complete(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(to_host(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        copy = _copy_to(leaf.sharding.update(spec=PartitionSpec()))(leaf)  # type: ignore[attr-defined]
+        jax.block_until_ready(copy)
+        return np.asarray(copy.addressable_data(0)) if keep else leaf
+
+    return jax.tree.map(complete, tree)
+
+
+def to_first(tree: Any) -> Any:
+    """Return the tree with complete NumPy arrays in the first process only; call it in all processes."""
+    return to_host(tree, keep=is_first())

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import patterns, trees
-from .checks import as_number, check_integer
-from .data import Dataset, ValidatedDataset
-from .models import FeedForward
-from .types import Array, Batch, PerExample, Weights
+from . import _trees as trees
+from ._checks import as_number, check_integer
+from ._trees import Array, Batch, PerExample, Selection, Weights
+from .data import Dataset
 
-WeightDecay: TypeAlias = float | Mapping[str, float]
-"""λ for all weights, or for those whose names match a pattern."""
-
-
-@dataclass(frozen=True)
-class Layered:
-    """The inside of a loss on a feed-forward network, for what can be computed faster by knowing it."""
-
-    network: FeedForward
-    output_loss: Callable[[Array, Any], Array]
-    """Maps (outputs, targets) of S examples to S losses."""
+WeightDecay: TypeAlias = float | Mapping[str, float]  # λ for all weights, or one for each pattern of tensor names
 
 
 @dataclass(frozen=True, eq=False)
 class Potential:
-    """Any per-example loss with an L2 regulariser.
+    """A per-example loss with an L2 regulariser: U(w) = mean loss + λ/(2N)·|w|².
 
     Args:
         per_example_loss: maps (weights, (inputs, targets)) of S examples to S losses.
-        weight_decay: λ; the regulariser is λ/(2N)·|w|² with N the number of weights. Or a λ for each group of tensors,
-            as a mapping from patterns of their names, such as {"*.bias": 0.0, "*": 10.0}; the first that matches
-            holds, and the regulariser is Σ λ_g/(2N)·|w_g|².
+        weight_decay: λ; the regulariser is λ/(2N)·|w|² with N the number of weights. Or one λ for each group of
+            tensors, as a mapping from patterns of tensor names, such as {"*.bias": 0.0, "*": 10.0}; the first pattern
+            that matches applies, and the regulariser is Σ λ_g/(2N)·|w_g|².
         per_example_error: optional, maps the same arguments to S errors (0 or 1 for a classifier); recorded as `error`.
-        class_scores: optional, maps (weights, inputs) to an array (S, K) of logits, for classifiers: labels are
-            then checked against K, and classes that never get a signal are reported.
+        class_scores: optional, maps (weights, inputs) to logits (S, K), for classifiers: labels are then checked
+            against K, and classes that never get a signal are reported.
         values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
-        check_data: optional, is called with (weights, all examples) before anything is compiled, to refuse bad data.
-        regularized_size: N of the regulariser, where it is not the number of sampled weights (`subset` sets it).
+        check_data: optional, is called with (weights, all examples) before anything is compiled, to reject bad data.
+        regularized_size: N of the regulariser, if it is not the number of sampled weights (`subset` sets it).
+        gradient: optional, a faster gradient of the mean loss, (weights, batch, precision, split) → pytree;
+            `classification` sets it for networks that have one.
+        gradient_moments: optional, (weights, batch, mask) → sums over examples of the gradient of the loss and of its
+            square; without it, gradients of single examples are computed one by one.
 
     Example:
         >>> mean_of_normal = Potential(lambda w, batch: 0.5 * jnp.sum((batch[0] - w) ** 2, axis=-1))
@@ -57,11 +49,11 @@ class Potential:
     values: Callable[[Weights, Any], Array] | None = None
     check_data: Callable[[Weights, Batch], None] | None = None
     regularized_size: int | None = None
-    layered: Layered | None = None
-    """Set by `classification` and `regression` on a `models.feedforward`; such potentials are faster to sample."""
+    gradient: Callable[[Weights, Batch, str | None, bool], Weights] | None = None
+    gradient_moments: Callable[[Weights, Batch, Array], tuple[Weights, Weights]] | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Validate the arguments."""
         if not callable(self.per_example_loss):
             raise ValueError(f"per_example_loss = {self.per_example_loss!r} is not callable")
         patterns_given = list(self.weight_decay) if isinstance(self.weight_decay, Mapping) else ["*"]
@@ -83,51 +75,49 @@ class Potential:
         return any(self._decays)
 
     @property
-    def holds_every_weight(self) -> bool:
-        """Whether every λ is above zero, so that the regulariser pulls at every weight."""
+    def regularizes_every_weight(self) -> bool:
+        """Whether every λ is above zero, so that every weight is regularised."""
         return all(self._decays)
 
     def loss(self, weights: Weights, batch: Batch) -> Array:
-        """The mean loss of a batch, without the regulariser."""
+        """Return the mean loss of a batch, without the regulariser."""
         return jnp.mean(self.per_example_loss(weights, batch))
 
     def regularizer(self, weights: Weights) -> Array:
-        """λ/(2N)·|w|², or Σ λ_g/(2N)·|w_g|²."""
+        """Return λ/(2N)·|w|², or Σ λ_g/(2N)·|w_g|²."""
         stiffness = self.stiffness(weights)
         if not isinstance(self.weight_decay, Mapping):
             return 0.5 * stiffness * trees.squared_norm(weights)
         return 0.5 * trees.dot(weights, jax.tree.map(lambda w, k: k * w, weights, stiffness))
 
     def stiffness(self, weights: Weights) -> Any:
-        """λ/N, the curvature of the regulariser: one number, or one for every tensor where λ is a mapping."""
+        """Return λ/N, the curvature of the regulariser: one number, or one for every tensor if λ is a mapping."""
         size = self.regularized_size or trees.num_weights(weights)
         if not isinstance(self.weight_decay, Mapping):
             return float(self.weight_decay) / size
         return jax.tree.map(
-            lambda decay: decay / size, patterns.looked_up(weights, self.weight_decay, argument="weight_decay")
+            lambda decay: decay / size, trees.looked_up(weights, self.weight_decay, argument="weight_decay")
         )
 
     def smallest_stiffness(self, num_weights: int) -> float:
-        """The smallest λ/N of any group."""
+        """Return the smallest λ/N of any group."""
         return min(map(float, self._decays)) / (self.regularized_size or num_weights)
 
     def energy(self, weights: Weights, batch: Batch) -> Array:
-        """U on a batch; its gradient is what the samplers follow."""
+        """Return U on a batch."""
         return self.loss(weights, batch) + self.regularizer(weights)
 
     def add_regularizer_gradient(self, weights: Weights, loss_gradient: Weights) -> Weights:
-        """∇U from the gradient of the mean loss."""
+        """Return ∇U from the gradient of the mean loss."""
         stiffness = trees.spread(self.stiffness(weights), weights)
         return jax.tree.map(lambda w, g, k: g + k * w, weights, loss_gradient, stiffness)
 
     def check(self, weights: Weights, dataset: Dataset) -> None:
-        """Refuse a loss, weights and data that do not fit together, before anything is compiled."""
+        """Raise if the loss, the weights and the data do not fit together, before anything is compiled."""
         trees.check_weights(weights)
         self.stiffness(weights)
         if self.class_scores is not None:
             _check_label_type(dataset.targets)
-        if self.layered is not None:
-            _check_input_size(self.layered.network.sizes[0], dataset.shapes(1)[0])
         # Two lengths, so that a result of the wrong shape cannot fit by chance.
         for num in (3, 5):
             batch = dataset.shapes(num)
@@ -139,21 +129,6 @@ class Potential:
             check_labels(dataset.targets, num_classes)
         if self.check_data is not None:
             self.check_data(weights, dataset.batch)
-        if isinstance(dataset, ValidatedDataset):
-            try:
-                self.check(weights, dataset.validation)
-            except ValueError as error:
-                raise ValueError(f"validation: {error}") from error
-
-
-def _check_input_size(expected: int, inputs: Any) -> None:
-    shape = getattr(inputs, "shape", None)
-    if shape is not None and shape[1:] != (expected,):
-        have = f"{shape[1]} components" if len(shape) == 2 else f"shape {shape[1:]}"
-        raise ValueError(
-            f"an input has {have} and the network takes {expected}; make the first of its sizes "
-            f"{math.prod(shape[1:])}, or give other inputs"
-        )
 
 
 def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch, num: int) -> None:
@@ -182,7 +157,7 @@ def _check_label_type(targets: Any) -> None:
 
 
 def check_labels(targets: Any, num_classes: int) -> None:
-    """Refuse labels that are not integers from 0 to K − 1."""
+    """Raise unless the labels are integers from 0 to K − 1."""
     _check_label_type(targets)
     _check_range("label", np.asarray(targets), num_classes)
 
@@ -198,12 +173,13 @@ def _check_range(what: str, labels: np.ndarray, num_classes: int) -> None:
 
 
 def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDecay = 0.0) -> Potential:
-    """Mean cross-entropy of softmax(apply(weights, inputs)) plus λ/(2N)·|w|² (eq:potential), with the error of
-    eq:errorfunction.
+    """Return the mean cross-entropy of softmax(apply(weights, inputs)) plus λ/(2N)·|w|² (eq:potential).
+
+    The recorded `error` is the share of misclassified examples (eq:errorfunction).
 
     Args:
         apply: maps (weights, inputs) to logits (S, K).
-        weight_decay: λ, one for all weights or by pattern; see `Potential`.
+        weight_decay: λ, one for all weights or one per pattern; see `Potential`.
 
     Example:
         >>> from pseudolangevin import models
@@ -223,28 +199,28 @@ def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: Weig
         weight_decay,
         per_example_error=misclassified,
         class_scores=apply,
-        layered=_layered(apply, cross_entropy),
+        **_loss_hooks(apply, cross_entropy),
     )
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
-    """−ln softmax(logits)[label] of every example."""
+    """Return −ln softmax(logits)[label] of every example."""
     chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
-def _layered(apply: Callable, output_loss: Callable[[Array, Any], Array]) -> Layered | None:
-    """What is known of the inside of a loss: `apply` is the method of a network of this package, or nothing."""
-    network = getattr(apply, "__self__", None)
-    return Layered(network, output_loss) if isinstance(network, FeedForward) else None
+def _loss_hooks(apply: Callable, output_loss: Callable[[Array, Any], Array]) -> dict[str, Any]:
+    """Return the faster functions that the network offers, if `apply` is the method of a network that has them."""
+    hooks = getattr(getattr(apply, "__self__", None), "loss_hooks", None)
+    return {} if hooks is None else hooks(output_loss, is_cross_entropy=output_loss is cross_entropy)
 
 
 def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDecay = 0.0) -> Potential:
-    """Half the squared distance |apply(w, x) − y|²/2, averaged over the examples, plus λ/(2N)·|w|².
+    """Return half the squared distance |apply(w, x) − y|²/2, averaged over the examples, plus λ/(2N)·|w|².
 
     Args:
         apply: maps (weights, inputs) to predictions of the targets' shape.
-        weight_decay: λ, one for all weights or by pattern; see `Potential`.
+        weight_decay: λ, one for all weights or one per pattern; see `Potential`.
 
     Example:
         >>> line = regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
@@ -254,11 +230,11 @@ def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDe
         inputs, targets = batch
         return half_squared_distance(apply(weights, inputs), targets)
 
-    return Potential(loss, weight_decay, values=apply, layered=_layered(apply, half_squared_distance))
+    return Potential(loss, weight_decay, values=apply, **_loss_hooks(apply, half_squared_distance))
 
 
 def half_squared_distance(predictions: Array, targets: Array) -> Array:
-    """|prediction − target|²/2 of every example."""
+    """Return |prediction − target|²/2 of every example."""
     if predictions.shape != targets.shape:
         raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
     return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)
@@ -267,16 +243,16 @@ def half_squared_distance(predictions: Array, targets: Array) -> Array:
 def next_token(
     apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDecay = 0.0, padding: int | None = None
 ) -> Potential:
-    """Mean cross-entropy of the next token, for sequences, plus λ/(2N)·|w|².
+    """Return the mean cross-entropy of the next token, for sequences, plus λ/(2N)·|w|².
 
-    An example is a sequence: its loss is the mean over its tokens, its error the share of tokens that are not the most
-    probable one. Targets are the inputs moved by one: Dataset(tokens[:, :-1], tokens[:, 1:]).
+    An example is a sequence. The loss of an example is the mean over its tokens, and its error is the share of tokens
+    that are not the most probable one. Targets are the inputs shifted by one: Dataset(tokens[:, :-1], tokens[:, 1:]).
 
     Args:
         apply: maps (weights, inputs) to logits (S, L, K), one distribution for each of L positions.
-        weight_decay: λ, one for all weights or by pattern; see `Potential`.
-        padding: the target that stands for "no token" (−1, for example) at the end of short sequences; such positions
-            count neither in the loss nor in the error.
+        weight_decay: λ, one for all weights or one per pattern; see `Potential`.
+        padding: target value (such as −1) of positions without a token, at the end of short sequences; they count
+            neither in the loss nor in the error.
 
     Example:
         >>> bigrams = next_token(lambda w, tokens: w["table"][tokens], weight_decay=1.0)
@@ -323,3 +299,83 @@ def _check_tokens_fit(logits: Array, targets: Array) -> None:
             f"logits have shape {logits.shape}, targets {targets.shape}; "
             "next_token needs logits (S, L, K) and targets (S, L)"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """A potential over the sampled tensors, and the map back to the full network."""
+
+    potential: Potential
+    """U as a function of the sampled tensors: the same loss and the same λ/N, with N the size of the full network."""
+    weights: Weights
+    """Starting weights: the same pytree, with None in place of every frozen tensor."""
+    frozen: Weights
+    """Frozen weights: the same pytree, with None in place of every sampled tensor."""
+
+    def merge(self, weights: Weights) -> Weights:
+        """Return the weights of the full network with these sampled tensors.
+
+        Leading axes (temperature, chain, draw…) of the sampled tensors are kept; the frozen tensors have none.
+        `jax.vmap(subset.merge)` adds them.
+        """
+        structure: Any = jax.tree.structure(self.weights)
+        found: Any = jax.tree.structure(weights)
+        if found != structure:
+            raise ValueError(
+                f"weights is a pytree {found}, the sampled subset is {structure}; pass what was "
+                "sampled, not the full network"
+            )
+        return jax.tree.map(lambda f, w: w if f is None else f, self.frozen, weights, is_leaf=lambda leaf: leaf is None)
+
+
+def subset(potential: Potential, weights: Weights, selection: Selection) -> Subset:
+    """Sample the chosen tensors and keep all others at their values in `weights`.
+
+    This samples exp(−U/T) conditioned on the frozen tensors. Pass the result's `potential` and `weights` to a sampler;
+    observables and the certificate then count the sampled tensors only.
+
+    Args:
+        potential: U of the full network.
+        weights: weights of the full network, one chain.
+        selection: a pattern such as "layer3.*" (last layer only), "!embedding*" (all but embeddings), a list of them,
+            or a mask: a pytree shaped like `weights` with True for the tensors to sample.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> line = Potential(lambda w, batch: (w["slope"] * batch[0] + w["offset"] - batch[1]) ** 2)
+        >>> part = subset(line, {"slope": jnp.ones(()), "offset": jnp.zeros(())}, "offset")
+        >>> part.merge(part.weights)["slope"].item()
+        1.0
+    """
+    trees.check_weights(weights)
+    mask = trees.chosen(weights, selection)
+    if not any(jax.tree.leaves(mask)):
+        raise ValueError(f"selection = {selection!r} chooses no tensor; there would be nothing to sample")
+    sampled = jax.tree.map(lambda take, w: w if take else None, mask, weights)
+    frozen = jax.tree.map(lambda take, w: None if take else w, mask, weights)
+    part = Subset(potential, sampled, frozen)
+
+    def on_whole(function: PerExample | Callable[[Weights, Any], Array]) -> Callable[[Weights, Any], Array]:
+        return lambda tensors, batch: function(part.merge(tensors), batch)
+
+    def check_data(tensors: Weights, batch: Batch) -> None:
+        assert potential.check_data is not None
+        potential.check_data(part.merge(tensors), batch)
+
+    decay = potential.weight_decay
+    by_name: dict[str, float] = {}  # the patterns may also match frozen tensors
+    if isinstance(decay, Mapping):
+        by_name = {name: trees.first_match(name, decay, "weight_decay") for name, _ in trees.named_leaves(sampled)}
+    restricted = replace(
+        potential,
+        per_example_loss=on_whole(potential.per_example_loss),
+        per_example_error=None if potential.per_example_error is None else on_whole(potential.per_example_error),
+        class_scores=None if potential.class_scores is None else on_whole(potential.class_scores),
+        values=None if potential.values is None else on_whole(potential.values),
+        check_data=None if potential.check_data is None else check_data,
+        weight_decay=by_name if isinstance(decay, Mapping) else decay,
+        regularized_size=potential.regularized_size or trees.num_weights(weights),
+        gradient=None,
+        gradient_moments=None,
+    )
+    return replace(part, potential=restricted)

@@ -1,1 +1,20 @@
-"""Samplers, one family a file; `base` holds the contract they share."""
+"""Samplers, one family per file; `base` holds the contract they share."""
+
+from .adam import Adam
+from .base import HEALTHY, Sampler, Status
+from .hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
+from .langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
+
+SAMPLERS = {
+    sampler.name: sampler
+    for sampler in (
+        PseudoLangevin,
+        NaivePseudoLangevin,
+        FullBatchLangevin,
+        HybridMonteCarlo,
+        MinibatchHybridMonteCarlo,
+        Adam,
+    )
+}
+
+__all__ = ["HEALTHY", "SAMPLERS", "Sampler", "Status"]

@@ -1,207 +1,238 @@
-"""The contract that every sampler keeps, and the segment: the compiled unit of a run.
+"""The contract of a sampler, the status of a chain, and the loop over steps.
 
-A sampler is a `Kernel` (pure functions of one chain's state) together with the potential and the data set it samples.
-The driver maps the kernel over chains; nothing in a kernel knows how many there are.
+A sampler is a frozen dataclass whose fields are its settings. It is also a pytree whose leaves are its data sets, so
+compiled functions take it as an argument. Its methods are pure functions of the state of one chain; the driver
+(`chains.Run`) maps them over chains.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .. import trees
-from ..data import Dataset, Drawn, draw_indices
+from .. import _trees as trees
+from .._random import FoldedKey, Stream, draw_indices, stream_key
+from .._trees import Array, Batch, Key, Weights
+from ..data import Dataset
 from ..potential import Potential
-from ..types import Array, Batch, Key, Status, Weights
+
+MAX_STEPS = 2**31 - 1  # a chain counts its steps in 32 bits
+VERY_LARGE = 2**24  # weights; a larger chain that diverges is not put back, which would take eight bytes per weight
 
 
-class ChainState(Protocol):
-    """What every sampler's state has; each adds its own. States are named tuples, so pytrees."""
+class Status(IntEnum):
+    """Status of a chain."""
 
-    @property
-    def weights(self) -> Weights:
-        """The current point."""
-
-    @property
-    def temperature(self) -> Array:
-        """T, as data: a temperature scan is one program."""
-
-    @property
-    def key(self) -> Key:
-        """The chain's own key, never changed; every draw folds the step into it."""
-
-    @property
-    def step(self) -> Array:
-        """Steps done since the start of the run."""
+    RUNNING = 0
+    NON_FINITE = 1
+    """A weight or momentum became NaN or infinite. The chain was put back to its last finite state and stopped; a chain
+    of 2²⁴ weights or more is left as it is."""
+    NO_NOISE = 2
+    """No component of the mini-batch gradient varies, so no mass can be set from the noise; nothing was sampled."""
+    EARLY_STOPPED = 3
+    """Training ended because the validation set stopped improving."""
+    NON_FINITE_ENERGY = 4
+    """The loss or the regulariser is NaN or infinite at finite weights; found by a record, where the chain stopped."""
 
     @property
-    def status(self) -> Array:
-        """A `Status`."""
+    def healthy(self) -> bool:
+        """Whether the chain's state can be used."""
+        return self in (Status.RUNNING, Status.EARLY_STOPPED)
+
+    @property
+    def explanation(self) -> str:
+        """Explanation in one line."""
+        return {
+            Status.RUNNING: "running",
+            Status.NON_FINITE: (
+                "a weight or momentum became non-finite; the chain was put back to its last finite state and stopped. "
+                "Lower temperature_ratio or time_step, or raise mass_floor"
+            ),
+            Status.NO_NOISE: (
+                "the mini-batch gradient has no variance, so masses cannot be set from it; "
+                "use full_batch_langevin, or check that the loss depends on the data"
+            ),
+            Status.NON_FINITE_ENERGY: (
+                "its weights are finite but U is not, so exp(-U/T) is no probability; the chain was left where it is. "
+                "Check the data for NaN and the loss for overflow (log of 0, division by 0), or lower time_step"
+            ),
+            Status.EARLY_STOPPED: "the validation set has not improved for `patience` validations",
+        }[self]
+
+
+HEALTHY = tuple(int(status) for status in Status if status.healthy)  # for arrays: np.isin(status, HEALTHY)
+
+
+class State(Protocol):
+    """Fields that the state of every sampler has. States are named tuples, so pytrees."""
+
+    weights: Weights
+    temperature: Array  # T is data, so that a temperature scan is one program
+    key: Key  # the chain's own key, never changed; every draw folds the step into it
+    step: Array  # steps done since the start of the run
+    status: Array
 
     def _replace(self, **changes: Any) -> Any: ...
 
 
-State = TypeVar("State", bound=ChainState)
-Measurements: TypeAlias = dict[str, Array]
+@dataclass(frozen=True, eq=False, repr=False)
+class Sampler(ABC):
+    """Base class of all samplers.
 
+    To add a sampler, subclass it, define `init` and `step`, and add its name to the package's `__init__`.
 
-class Kernel(ABC):
-    """Pure functions of one chain; compared by identity, so that a compiled program belongs to one kernel."""
+    Args:
+        potential: U.
+        dataset: the training set.
+    """
 
-    batch_size: int | None = None
-    """Examples that every step draws, see `batch_indices`; None where a step is not driven by one mini-batch."""
-    refresh_every: int | None = None
-    """All intervals between calls of `refresh` are multiples of this many steps; None: there are none."""
-    regular_refresh_interval: int = 0
-    """The shortest interval between calls of `refresh` after a warm-up."""
-
-    def check(self, weights: Weights) -> None:
-        """Refuse weights of one chain that the kernel was not made for, before anything is compiled."""
-        del weights
-
-    @abstractmethod
-    def init(self, key: Key, weights: Weights, temperature: Array, dataset: Dataset) -> Any:
-        """The state of a chain at step 0."""
-
-    def batch_indices(self, key: Key, step: Array, num_examples: int) -> Array:
-        """The examples of a step of the chain with this key: known before the step is done."""
-        assert self.batch_size is not None
-        return draw_indices(stream_key(key, Stream.BATCH), num_examples, self.batch_size, step)
-
-    def with_batch(self, state: Any, dataset: Dataset) -> Dataset:
-        """The data set with the mini-batch of the next step drawn, where a step is driven by one."""
-        if self.batch_size is None:
-            return dataset
-        return dataset.with_drawn(self.batch_indices(state.key, state.step, dataset.num_examples))
-
-    def pack(self, state: Any, dataset: Dataset) -> Any:
-        """The state in the form in which a segment carries it from step to step."""
-        del dataset
-        return state
-
-    def unpack(self, state: Any) -> Any:
-        """The state as it was before `pack`."""
-        return state
-
-    @abstractmethod
-    def step(self, state: Any, dataset: Dataset) -> Any:
-        """One step of the dynamics, of a state that is packed or not."""
-
-    def measure(self, state: Any, exact_gradient: Weights) -> Measurements:
-        """What only this sampler can measure, given the exact gradient at the state's weights."""
-        del state, exact_gradient
-        return {}
-
-    def next_refresh(self, state: Any) -> Array:
-        """The step at which the chain wants `refresh`."""
-        raise NotImplementedError(f"{type(self).__name__} is never refreshed")
-
-    def refresh(self, state: Any, dataset: Dataset) -> Any:
-        """Maintenance between segments."""
-        del dataset
-        return state
-
-
-@dataclass(frozen=True, eq=False)
-class Sampler:
-    """A kernel with what it samples; made by `pseudo_langevin` and its siblings, run by `sample`."""
-
-    name: str
-    kernel: Kernel
     potential: Potential
     dataset: Dataset
-    settings: Mapping[str, Any]
-    """Every number the sampler was made with, for the record."""
-    uses_temperature: bool = True
+
+    name: ClassVar[str]
+    uses_temperature: ClassVar[bool] = True
+    batch_size: ClassVar[int | None] = None
+    """Number of examples that every step draws; a field of the samplers that use mini-batches."""
+    steps_per_block: ClassVar[int] = 1
+    """Number of steps that a GPU runs without asking the host whether to go on."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Register the class as a pytree, and complete its docstring with the arguments of its bases."""
+        super().__init_subclass__(**kwargs)
+        jax.tree_util.register_pytree_node(cls, _flatten, lambda static, data: _unflatten(cls, static, data))
+        _inherit_arguments(cls)
 
     def __repr__(self) -> str:
-        """The call that makes it."""
+        """Return the call that makes the sampler."""
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"{self.name}({settings})"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain values, without the potential and the data sets; a pytree of masses is "given"."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        own = {name: value for name, value in values.items() if not isinstance(value, Potential | Dataset)}
+        return {name: value if _is_plain(value) else "given" for name, value in own.items()}
 
-class Stream(IntEnum):
-    """Independent uses of a chain's key; folding one in keeps a step's draws apart from a refresh's."""
+    def check(self, weights: Weights) -> None:
+        """Raise if the sampler was not made for weights of this structure, before anything is compiled."""
+        del weights
 
-    INIT = 0
-    STEP = 1
-    REFRESH = 2
-    BATCH = 3
-    NOISE = 4
+    @abstractmethod
+    def init(self, key: Key, weights: Weights, temperature: Array | float) -> Any:
+        """Return the state of a chain at step 0."""
+
+    @abstractmethod
+    def step(self, state: Any, batch: Batch | None) -> Any:
+        """Return the state after one step. `batch` is None for samplers with the exact gradient."""
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the sampler has maintenance to do between steps."""
+        return False
+
+    def next_refresh(self, state: Any) -> Array:
+        """Return the step at which `refresh` is due."""
+        del state
+        return jnp.asarray(MAX_STEPS, jnp.int32)
+
+    def refresh(self, state: Any) -> Any:
+        """Return the state after maintenance, such as a new measurement of the gradient variance."""
+        return state
+
+    def measure(self, state: Any, exact_gradient: Weights) -> dict[str, Array]:
+        """Return observables that only this sampler has, given the exact gradient at `position(state)`."""
+        del state, exact_gradient
+        return {}
+
+    def position(self, state: Any) -> Weights:
+        """Return the weights that records are made at."""
+        return state.weights
+
+    def batch_indices(self, key: Key, step: Array) -> Array:
+        """Return the examples of one step of the chain with this key, which do not depend on its weights."""
+        return draw_indices(stream_key(key, Stream.BATCH), self.dataset.num_examples, self.batch_size or 0, step)
+
+    def draw(self, state: Any) -> Batch | None:
+        """Return the mini-batch of the next step; None for samplers with the exact gradient."""
+        return None if self.batch_size is None else self.dataset.take(self.batch_indices(state.key, state.step))
+
+    def advance(self, state: Any, num_steps: Array | int) -> Any:
+        """Return the state after `num_steps` steps, refreshed whenever that is due.
+
+        For a loop of your own; it can be compiled and mapped over chains. A chain that diverges is put back to the last
+        refresh and stops; see `state.status`.
+        """
+        stop = state.step + num_steps
+        block = 1 if jax.default_backend() == "cpu" else self.steps_per_block
+
+        def piece(state: Any) -> Any:
+            state = self.refresh_if_due(state)
+            length = jnp.minimum(stop, self.next_refresh(state)) - state.step
+            if block > 1:
+                state = self.segment(state, length // block, block)
+            return self.segment(state, length % block if block > 1 else length)
+
+        return lax.while_loop(lambda s: (s.step < stop) & (s.status == Status.RUNNING), piece, state)
+
+    def refresh_if_due(self, state: Any) -> Any:
+        """Return the state, refreshed if that is due and the chain still runs."""
+        if not self.refreshes:
+            return state
+        due = (state.step >= self.next_refresh(state)) & (state.status == Status.RUNNING)
+        return trees.select(due, self.refresh(state), state)
+
+    def segment(self, state: Any, num_blocks: Array | int, block: int = 1, batches: Any = None) -> Any:
+        """Return the state after `num_blocks` blocks of `block` steps, without refreshes.
+
+        A chain that is no longer finite is put back to where the segment began, and never moves again.
+
+        Args:
+            state: state of one chain.
+            num_blocks: number of blocks; may be a traced value.
+            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on.
+            batches: mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
+        """
+        step = self._step_unless_stopped(state)
+
+        def one(index: Array, moved: Any) -> Any:
+            if batches is None:
+                return step(moved, self.draw(moved))
+            return step(moved, self.dataset.decode(jax.tree.map(lambda array: array[index], batches)))  # type: ignore[attr-defined]
+
+        def many(index: Array, moved: Any) -> Any:
+            return lax.scan(lambda s, _: (one(index, s), None), moved, length=block)[0]
+
+        moved = self.pack(state)._replace(key=FoldedKey.of(state.key))
+        moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, moved)
+        return _unless_broken(state, self.unpack(moved)._replace(key=state.key))
+
+    def pack(self, state: Any) -> Any:
+        """Return the state in the form in which a segment carries it from step to step."""
+        return state
+
+    def unpack(self, state: Any) -> Any:
+        """Return the state as it was before `pack`."""
+        return state
+
+    def _step_unless_stopped(self, state: Any) -> Callable[[Any, Batch | None], Any]:
+        """Return the step; for a very large chain that has stopped, the identity."""
+        if trees.num_weights(state.weights) < VERY_LARGE:
+            return self.step
+        running = state.status == Status.RUNNING
+        return lambda s, batch: trees.select(running, self.step(s, batch), s)
 
 
-def key_for(key: Key, stream: Stream, step: Array | int) -> Key:
-    """The key of one event of a chain: a function of the chain, the kind of event, and the step alone.
-
-    So a run does not depend on where its segments end or where it was interrupted.
-    """
-    return jax.random.fold_in(stream_key(key, stream), step)
-
-
-def stream_key(key: Key, stream: Stream) -> Key:
-    """The key of all events of a kind: for what is looked up by the step, see `threefry`, rather than drawn."""
-    return key.streams[stream] if isinstance(key, FoldedKey) else jax.random.fold_in(key, stream)
-
-
-class FoldedKey(NamedTuple):
-    """A chain's key during a segment, every stream folded in beforehand: a GPU would do that anew at every step."""
-
-    streams: tuple[Key, ...]
-
-
-def advance(kernel: Kernel, state: State, dataset: Dataset, num_steps: int) -> State:
-    """A segment: `num_steps` steps of one chain, then the check that it is finite.
-
-    A chain that is not is put back to where the segment began, and never moves again.
-    """
-    step = _guarded(kernel, state)
-    steps = lax.scan(lambda s, _: (step(s, dataset), None), _pack(kernel, state, dataset), length=num_steps)
-    return _unless_broken(state, _unpack(kernel, state, steps[0]))
-
-
-def advance_with(
-    kernel: Kernel, state: State, dataset: Dataset, batches: Batch, opened: Callable[[Batch], Batch]
-) -> State:
-    """A segment on mini-batches that were drawn before, stacked along their first axis; otherwise as `advance`.
-
-    A batch is `opened` when its step comes: until then it is kept as it was sent.
-    """
-    step = _guarded(kernel, state)
-    packed = _pack(kernel, state, dataset)
-    steps = lax.scan(lambda s, batch: (step(s, Drawn(opened(batch), dataset)), None), packed, batches)
-    return _unless_broken(state, _unpack(kernel, state, steps[0]))
-
-
-def _pack(kernel: Kernel, state: State, dataset: Dataset) -> Any:
-    folded = FoldedKey(tuple(stream_key(state.key, stream) for stream in Stream))
-    return kernel.pack(state, dataset)._replace(key=folded)
-
-
-def _unpack(kernel: Kernel, state: State, moved: Any) -> State:
-    return kernel.unpack(moved)._replace(key=state.key)
-
-
-VERY_LARGE = 2**24
-"""Weights from which on a chain that breaks is left as it is: to put it back, weights and momenta of the beginning of
-every segment would have to be kept, eight bytes per weight."""
-
-
-def _guarded(kernel: Kernel, state: State) -> Callable[[State, Dataset], State]:
-    """The step; of a very large chain that has stopped, nothing."""
-    if trees.num_weights(state.weights) < VERY_LARGE:
-        return kernel.step
-    running = state.status == Status.RUNNING
-    return lambda s, dataset: trees.select(running, kernel.step(s, dataset), s)
-
-
-def _unless_broken(state: State, moved: State) -> State:
+def _unless_broken(state: Any, moved: Any) -> Any:
     finite = trees.all_finite(moved)
     if trees.num_weights(state.weights) >= VERY_LARGE:
         broken = (moved.status == Status.RUNNING) & ~finite
@@ -211,7 +242,37 @@ def _unless_broken(state: State, moved: State) -> State:
     return trees.select(running & finite, moved, stopped)
 
 
-def refresh(kernel: Kernel, state: State, dataset: Dataset) -> State:
-    """The kernel's maintenance, where it is due and the chain still runs."""
-    due = (state.step >= kernel.next_refresh(state)) & (state.status == Status.RUNNING)
-    return trees.select(due, kernel.refresh(state, dataset), state)
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, numbers.Number | str)
+
+
+def _flatten(sampler: Sampler) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+    """Return data sets and arrays as children; settings and the potential are static."""
+    fields = [(field.name, getattr(sampler, field.name)) for field in dataclasses.fields(sampler)]
+    static = tuple((name, value) for name, value in fields if _is_plain(value) or isinstance(value, Potential))
+    names = tuple(name for name, _ in static)
+    data = [(name, value) for name, value in fields if name not in names]
+    return tuple(value for _, value in data), (*static, ("data", tuple(name for name, _ in data)))
+
+
+def _unflatten(cls: type[Sampler], static: tuple[tuple[str, Any], ...], data: tuple[Any, ...]) -> Sampler:
+    """Rebuild without checks: inside a compiled function the leaves are tracers."""
+    sampler = object.__new__(cls)
+    *settings, (_, names) = static
+    for name, value in [*settings, *zip(names, data, strict=True)]:
+        object.__setattr__(sampler, name, value)
+    return sampler
+
+
+def _inherit_arguments(cls: type[Sampler]) -> None:
+    """Add the arguments that the docstrings of the bases describe to the docstring of the class."""
+    if not cls.__doc__ or "Args:\n" not in cls.__doc__:
+        return
+    head, own = cls.__doc__.split("Args:\n", 1)
+    inherited = ""
+    for base in reversed(cls.__mro__[1:]):
+        if issubclass(base, Sampler) and "Args:\n" in (base.__dict__.get("_own_doc") or base.__doc__ or ""):
+            text = base.__dict__.get("_own_doc") or base.__doc__ or ""
+            inherited += text.split("Args:\n", 1)[1].split("\n\n", 1)[0].rstrip() + "\n"
+    cls._own_doc = cls.__doc__  # type: ignore[attr-defined]
+    cls.__doc__ = f"{head}Args:\n{inherited}{own}"

@@ -1,174 +1,273 @@
-"""Hybrid Monte Carlo, with the exact gradient or with a mini-batch: two rows of one table.
+"""Hybrid Monte Carlo: a move is a velocity-Verlet trajectory and a Metropolis decision on the exact energy.
 
-| sampler        | gradient oracle                | Metropolis          |
-|----------------|--------------------------------|---------------------|
-| hMC            | exact, chunked                 | on the exact energy |
-| mini-batch hMC | one batch, frozen for the move | on the exact energy |
+| sampler        | gradient           | Metropolis          |
+|----------------|--------------------|---------------------|
+| hMC            | exact, chunked     | on the exact energy |
+| mini-batch hMC | one batch per move | on the exact energy |
 
-Both sample exp(−U/T) exactly, for any time step; the time step and the number of steps decide how fast.
-Each function here names one row and checks its numbers; `hybrid_kernel` is what they share.
+With H(w, p) = U(w) + Σ p²/(2M) (eq:Hamiltonian), a move draws p ~ N(0, M·T), follows L steps of `integrator` at c1 = 1,
+and accepts the end point with probability min(1, exp(−ΔH/T)). The trajectory is reversible and preserves volume for any
+gradient that is a fixed function of the weights during the move, so both samplers sample exp(−U/T) exactly.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from .. import gradients
-from ..checks import check_integer, check_interval, check_positive
-from ..data import Dataset
-from ..gradients import FrozenOracle
-from ..masses import check_given, for_the_record
-from ..potential import Potential
-from ..types import Weights
-from .base import Sampler
-from .hybrid_kernel import HybridKernel
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .. import _trees as trees
+from .. import integrator
+from .. import masses as mass_rules
+from .._checks import check_integer, check_interval, check_positive
+from .._random import Stream, key_for, normal_like
+from .._trees import Array, Batch, Key, Weights
+from ..gradients import Sum, difference, exact_energy, exact_sums, minibatch_gradient, sum_of_squares
+from .base import Sampler, Status
 
 
-def hybrid_monte_carlo(
-    potential: Potential,
-    dataset: Dataset,
-    *,
-    num_leapfrog_steps: int,
-    time_step: float,
-    masses: float | Weights = 1.0,
-    warmup_moves: int = 0,
-    target_acceptance: float = 0.75,
-    chunk_size: int | None = None,
-) -> Sampler:
-    """Hybrid Monte Carlo with the exact gradient: samples exp(−U/T) exactly, whatever the time step (sec:hMC).
+class HybridState(NamedTuple):
+    """State of one chain."""
+
+    weights: Weights
+    temperature: Array
+    key: Key
+    step: Array
+    """Number of moves done."""
+    status: Array
+    masses: Weights
+    energy: Sum
+    """U on the full data set at `weights`, so that a move computes it once, at its end."""
+    time_step: Array
+    """δt of the next move: adapted during the warm-up, constant after it."""
+    mean_log_time_step: Array
+    """Mean of ln δt over the second half of the warm-up so far."""
+    energy_error: Array
+    """ΔH/T of the last trajectory, accepted or not; the largest number if it was not finite."""
+    num_accepted: Array
+    """Moves accepted since the warm-up ended; during the warm-up, since the start."""
+    kinetic_temperature: Array
+    """⟨p²/M⟩ at the end of the last move: of the trajectory's end if accepted, of its start if not."""
+
+
+class Proposal(NamedTuple):
+    """A trajectory and its energy error."""
+
+    weights: Weights
+    momentum: Weights
+    end_momentum: Weights
+    energy: Sum
+    energy_error: Array
+    """ΔH/T."""
+    start_temperature: Array
+    end_temperature: Array
+    """⟨p²/M⟩ at both ends."""
+
+
+def trajectory(
+    weights: Weights,
+    momentum: Weights,
+    gradient_at: Callable[[Weights], Weights],
+    mass: Weights,
+    time_step: Array | float,
+    num_steps: int,
+) -> tuple[Weights, Weights]:
+    """Return (w, p) at time L·δt after `num_steps` steps of velocity Verlet from (w, p) at time 0."""
+    no_temperature = jnp.zeros(())  # no noise enters
+
+    def step(carry: tuple[Weights, Weights], _: None) -> tuple[tuple[Weights, Weights], None]:
+        return integrator.step(*carry, gradient_at, None, mass, None, no_temperature, 1.0, time_step), None
+
+    half = integrator.half_step(momentum, gradient_at(weights), None, mass, None, no_temperature, 1.0, time_step)
+    (weights, half), _ = lax.scan(step, (weights, half), length=num_steps)
+    return weights, integrator.full_step(half, gradient_at(weights), time_step)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class HybridMonteCarlo(Sampler):
+    """Hybrid Monte Carlo with the exact gradient: samples exp(−U/T) exactly, for any time step (sec:hMC).
 
     One step of the sampler is one move: momenta p ~ N(0, M·T), `num_leapfrog_steps` steps of velocity Verlet, and the
-    end point accepted with probability min(1, exp(−ΔH/T)), where H = U + Σ p²/(2M) is computed on the whole data set.
+    end point accepted with probability min(1, exp(−ΔH/T)), where H = U + Σ p²/(2M) is computed on the full data set.
     A move costs num_leapfrog_steps + 2 exact gradients and one exact energy.
 
-    Trajectories that return to where they began explore nothing: L·δt should not be a multiple of a period 2π√(M/k)
-    of a stiff direction of curvature k.
+    Trajectories that return to where they began do not explore: L·δt should not be a multiple of a period 2π√(M/k) of
+    a stiff direction of curvature k.
 
     Args:
-        potential: U.
-        dataset: the training set.
         num_leapfrog_steps: steps of a trajectory, L.
-        time_step: δt; the start of the adaptation where there is a warm-up.
+        time_step: δt; the start of the adaptation if there is a warm-up.
         masses: one number, or a pytree shaped like the weights (for example from a pseudo-Langevin run).
-        warmup_moves: during the first so many moves δt is adapted, in every chain for itself, so that the share
-            `target_acceptance` of the moves is accepted; then it stays as it is. Moves of the warm-up are not samples:
-            leave them out of averages. Starting within a factor of ten of the right δt, 100 moves are usually enough.
-        target_acceptance: see `warmup_moves`.
+        warmup_moves: number of first moves during which δt is adapted, separately in every chain, so that the share
+            `target_acceptance` of the moves is accepted; δt is constant afterwards. Moves of the warm-up are not
+            samples: leave them out of averages. If δt starts within a factor of ten, 100 moves are usually enough.
+        target_acceptance: acceptance that the warm-up aims at.
         chunk_size: examples held at once; bounds memory, not the result.
 
     Example:
         >>> sampler = hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)  # doctest: +SKIP
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=1_000, key=key)  # doctest: +SKIP
     """
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, minimum=1)
-    return _sampler(
-        "hybrid_monte_carlo",
-        potential,
-        dataset,
-        gradients.frozen_exact(potential, chunk_size),
-        {},
-        num_leapfrog_steps=num_leapfrog_steps,
-        time_step=time_step,
-        masses=masses,
-        warmup_moves=warmup_moves,
-        target_acceptance=target_acceptance,
-        chunk_size=chunk_size,
-    )
+
+    num_leapfrog_steps: int
+    time_step: float
+    masses: float | Weights = 1.0
+    warmup_moves: int = 0
+    target_acceptance: float = 0.75
+    chunk_size: int | None = None
+    name: ClassVar[str] = "hybrid_monte_carlo"
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        check_integer("num_leapfrog_steps", self.num_leapfrog_steps, minimum=1)
+        check_positive("time_step", self.time_step)
+        mass_rules.check_given(self.masses)
+        check_integer("warmup_moves", self.warmup_moves, minimum=0, remedy="0 keeps time_step as it is")
+        check_interval("target_acceptance", self.target_acceptance, 0, 1, "0.65 to 0.8 is usual", open_ends=True)
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, minimum=1)
+
+    def check(self, weights: Weights) -> None:
+        """Raise if the given masses do not fit the weights."""
+        mass_rules.given(weights, self.masses)
+
+    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
+        """Return the gradient that drives the trajectory."""
+        return exact_sums(self.potential, weights, self.dataset, self.chunk_size).gradient
+
+    def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
+        """Compute the energy of the start."""
+        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        return HybridState(
+            weights=weights,
+            temperature=temperature,
+            key=key,
+            step=jnp.zeros((), jnp.int32),
+            status=jnp.asarray(Status.RUNNING, jnp.int32),
+            masses=mass_rules.given(weights, self.masses),
+            energy=exact_energy(self.potential, weights, self.dataset, self.chunk_size),
+            time_step=jnp.full_like(temperature, self.time_step),
+            mean_log_time_step=jnp.zeros_like(temperature),
+            energy_error=jnp.zeros_like(temperature),
+            num_accepted=jnp.zeros((), jnp.int32),
+            kinetic_temperature=temperature,
+        )
+
+    def step(self, state: HybridState, batch: Batch | None) -> HybridState:
+        """Return the state after one move: a proposal, and the decision on it."""
+        propose_key, metropolis_key = jax.random.split(key_for(state.key, Stream.STEP, state.step))
+        proposal = self.propose(propose_key, state, batch)
+        error = proposal.energy_error
+        # A trajectory that diverged is one more rejection: NaN and infinity never reach the state.
+        usable = jnp.isfinite(error) & trees.all_finite(proposal.weights)
+        error = jnp.where(usable, error, jnp.finfo(error.dtype).max)
+        accepted = usable & (error <= jax.random.exponential(metropolis_key, dtype=error.dtype))
+        moved = state._replace(
+            weights=trees.select(accepted, proposal.weights, state.weights),
+            energy=trees.select(accepted, proposal.energy, state.energy),
+            energy_error=error,
+            num_accepted=jnp.where(state.step == self.warmup_moves, 0, state.num_accepted) + accepted,
+            kinetic_temperature=jnp.where(accepted, proposal.end_temperature, proposal.start_temperature),
+        )
+        return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
+
+    def propose(self, key: Key, state: HybridState, batch: Batch | None) -> Proposal:
+        """Draw momenta and follow the trajectory from them."""
+        momentum_key, _ = jax.random.split(key)
+        temperature, mass = state.temperature, state.masses
+        momentum = integrator.maxwell_boltzmann(normal_like(momentum_key, state.weights), mass, temperature)
+        weights, end_momentum = trajectory(
+            state.weights,
+            momentum,
+            lambda w: self.gradient(w, batch),
+            mass,
+            state.time_step,
+            self.num_leapfrog_steps,
+        )
+        energy = exact_energy(self.potential, weights, self.dataset, self.chunk_size)
+        before = twice_reduced_kinetic_energy(momentum, mass, temperature)
+        after = twice_reduced_kinetic_energy(end_momentum, mass, temperature)
+        error = difference(energy, state.energy) / temperature + difference(after, before) / 2
+        unit = temperature / float(trees.num_weights(weights))
+        return Proposal(
+            weights=weights,
+            momentum=momentum,
+            end_momentum=end_momentum,
+            energy=energy,
+            energy_error=error.astype(temperature.dtype),
+            start_temperature=(before.high * unit).astype(temperature.dtype),
+            end_temperature=(after.high * unit).astype(temperature.dtype),
+        )
+
+    def measure(self, state: HybridState, exact_gradient: Weights) -> dict[str, Array]:
+        """Return acceptance, energy error, time step and kinetic temperature."""
+        del exact_gradient
+        in_warmup = state.step <= self.warmup_moves
+        num_moves = jnp.where(in_warmup, state.step, state.step - self.warmup_moves)
+        overflow = state.energy_error == jnp.finfo(state.energy_error.dtype).max
+        return {
+            "acceptance": state.num_accepted / jnp.maximum(num_moves, 1),
+            "energy_error": jnp.where(overflow, jnp.inf, state.energy_error),
+            "time_step": state.time_step,
+            "kinetic_temperature": state.kinetic_temperature,
+        }
+
+    def _adapt(self, state: HybridState, acceptance: Array) -> HybridState:
+        """Adapt δt by Robbins–Monro during the warm-up: ln δt ← ln δt + 2·m^(−0.6)·(acceptance − target) at move m.
+
+        The first gain is 2, which makes it a Newton step: with many weights the acceptance is erfc(c·δt²), whose slope
+        in ln δt is −0.48 at 0.75. A decay between 0.5 and 1 gives the average of the iterates the smallest possible
+        error (Polyak and Juditsky, 1992); the average over the second half of the warm-up is what stays.
+        """
+        if self.warmup_moves == 0:
+            return state
+        move = state.step + 1
+        gain = 2.0 * move.astype(acceptance.dtype) ** -0.6
+        log_time_step = jnp.log(state.time_step) + gain * (acceptance - self.target_acceptance)
+        num_averaged = move - self.warmup_moves // 2
+        share = 1 / jnp.maximum(num_averaged, 1).astype(acceptance.dtype)
+        mean = state.mean_log_time_step + share * (log_time_step - state.mean_log_time_step)
+        adapted = state._replace(
+            time_step=jnp.exp(jnp.where(move < self.warmup_moves, log_time_step, mean)), mean_log_time_step=mean
+        )
+        return trees.select(move <= self.warmup_moves, adapted, state)
 
 
-def minibatch_hybrid_monte_carlo(
-    potential: Potential,
-    dataset: Dataset,
-    *,
-    num_leapfrog_steps: int,
-    time_step: float,
-    batch_size: int | None = None,
-    masses: float | Weights = 1.0,
-    warmup_moves: int = 0,
-    target_acceptance: float = 0.75,
-    chunk_size: int | None = None,
-    precision: str | None = None,
-) -> Sampler:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MinibatchHybridMonteCarlo(HybridMonteCarlo):
     """Hybrid Monte Carlo driven by one mini-batch per move ("mb-hMC"): samples exp(−U/T) exactly (sec:hMC).
 
-    The batch is drawn at the beginning of the move and kept to its end, so the trajectory can be run backwards; the
-    decision is made on the energy of the whole data set. The trajectory conserves the energy of its batch, not U:
-    L·δt must be small for moves to be accepted, which is why the paper calls the method inefficient.
+    The batch is drawn at the beginning of a move and kept to its end, so the trajectory can be run backwards; the
+    decision is made on the energy of the full data set. The trajectory conserves the energy of its batch, not U: L·δt
+    must be small for moves to be accepted, which is why the paper calls the method inefficient.
 
     Args:
-        potential: U.
-        dataset: the training set.
-        num_leapfrog_steps: steps of a trajectory, L.
-        time_step: δt; see `hybrid_monte_carlo`.
-        batch_size: examples per mini-batch, drawn with replacement; default 1 % of the data set.
-        masses: see `hybrid_monte_carlo`.
-        warmup_moves: see `hybrid_monte_carlo`.
-        target_acceptance: see `hybrid_monte_carlo`.
-        chunk_size: examples held at once when the energy is computed; bounds memory, not the result.
-        precision: of the matrix products in mini-batch gradients; None is the device's default.
+        batch_size: examples per mini-batch, drawn with replacement; default: 1 % of the data set.
+        precision: precision of the matrix products in mini-batch gradients; None is the device's default.
     """
-    if batch_size is None:
-        batch_size = max(2, round(0.01 * dataset.num_examples))
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, minimum=1)
-    check_integer(
-        "batch_size",
-        batch_size,
-        minimum=1,
-        maximum=dataset.num_examples,
-        remedy="for the exact gradient of the whole data set use hybrid_monte_carlo",
-    )
-    return _sampler(
-        "minibatch_hybrid_monte_carlo",
-        potential,
-        dataset,
-        gradients.frozen_batch(potential, batch_size, precision),
-        {"batch_size": batch_size, "precision": precision},
-        num_leapfrog_steps=num_leapfrog_steps,
-        time_step=time_step,
-        masses=masses,
-        warmup_moves=warmup_moves,
-        target_acceptance=target_acceptance,
-        chunk_size=chunk_size,
-    )
+
+    batch_size: int | None = None  # type: ignore[misc]
+    precision: str | None = None
+    name: ClassVar[str] = "minibatch_hybrid_monte_carlo"
+
+    def __post_init__(self) -> None:
+        """Fill in the batch size and validate the settings."""
+        super().__post_init__()
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", max(2, round(0.01 * self.dataset.num_examples)))
+        remedy = "for the exact gradient of the full data set use hybrid_monte_carlo"
+        check_integer("batch_size", self.batch_size, minimum=1, maximum=self.dataset.num_examples, remedy=remedy)
+
+    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
+        """Return the gradient on the batch of the move."""
+        split = self.dataset.mesh is not None
+        return minibatch_gradient(self.potential, weights, batch, self.precision, split=split)  # type: ignore[arg-type]
 
 
-def _sampler(
-    name: str,
-    potential: Potential,
-    dataset: Dataset,
-    oracle: FrozenOracle,
-    own_settings: dict[str, Any],
-    *,
-    num_leapfrog_steps: int,
-    time_step: float,
-    masses: float | Weights,
-    warmup_moves: int,
-    target_acceptance: float,
-    chunk_size: int | None,
-) -> Sampler:
-    check_integer("num_leapfrog_steps", num_leapfrog_steps, minimum=1)
-    check_positive("time_step", time_step)
-    check_given(masses)
-    check_integer("warmup_moves", warmup_moves, minimum=0, remedy="0 keeps time_step as it is")
-    check_interval("target_acceptance", target_acceptance, 0, 1, "0.65 to 0.8 is usual", open_ends=True)
-    kernel = HybridKernel(
-        potential=potential,
-        oracle=oracle,
-        num_leapfrog_steps=num_leapfrog_steps,
-        initial_time_step=float(time_step),
-        given_masses=masses,
-        warmup_moves=warmup_moves,
-        target_acceptance=float(target_acceptance),
-        chunk_size=chunk_size,
-    )
-    settings = own_settings | {
-        "num_leapfrog_steps": num_leapfrog_steps,
-        "time_step": time_step,
-        "masses": for_the_record(masses),
-        "warmup_moves": warmup_moves,
-        "target_acceptance": target_acceptance,
-        "chunk_size": chunk_size,
-    }
-    return Sampler(name, kernel, potential, dataset, settings)
+def twice_reduced_kinetic_energy(momentum: Weights, mass: Weights, temperature: Array) -> Sum:
+    """Return Σ p²/(M·T), a compensated sum of about N."""
+    return sum_of_squares(jax.tree.map(lambda p, m: p / jnp.sqrt(m * temperature), momentum, mass))

@@ -1,309 +1,526 @@
-"""Langevin samplers: pseudo-Langevin, naive pseudo-Langevin and full-batch Langevin, three rows of one table.
+"""Langevin samplers: pseudo-Langevin, naive pseudo-Langevin and full-batch Langevin.
 
-| sampler             | gradient oracle | masses                                | noise subtracted |
-|---------------------|-----------------|---------------------------------------|------------------|
-| pseudo-Langevin     | mini-batch      | from the measured noise, kept current | yes              |
-| naive pL            | mini-batch      | uniform, with a small time step       | by choice        |
-| full-batch Langevin | exact           | uniform, or given                     | there is none    |
+| sampler             | gradient   | masses                                | variance subtracted |
+|---------------------|------------|---------------------------------------|---------------------|
+| pseudo-Langevin     | mini-batch | from the measured noise, kept current | yes                 |
+| naive pL            | mini-batch | uniform, with a small time step       | by choice           |
+| full-batch Langevin | exact      | uniform, or given                     | no noise            |
 
-Each function here names one row and checks its numbers; `langevin_kernel` is what they share.
+`Langevin` is the step they share, `MinibatchLangevin` adds the measurement of the gradient variance 𝒱.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
-from .. import gradients
-from ..checks import check_integer, check_interval, check_positive
-from ..data import Dataset
-from ..masses import Granularity, check_given, for_the_record
-from ..potential import Potential
-from ..types import Weights
-from .base import Sampler
-from .langevin_kernel import LangevinKernel, NoiseControl, VarianceSource
+import jax
+import jax.numpy as jnp
 
-DEFAULT_MOMENTUM_RETENTION = math.sqrt(0.99)
-"""c1 with √(1 − c1²) = 0.1, the paper's friction."""
+from .. import _trees as trees
+from .. import integrator, masses, variance
+from .._checks import check_choice, check_integer, check_interval, check_positive
+from .._random import Stream, key_for, normal_like, stream_key
+from .._trees import Array, Batch, Key, Weights
+from ..gradients import exact_sums, minibatch_gradient
+from .base import Sampler, Status
+
+RATIO_QUANTILES = (0.05, 0.5, 0.95)  # quantiles of 𝒯_i that are recorded
+PER_WEIGHT = ("weights", "half_step_momentum", "masses", "gradient_variance")  # fields with one number per weight
+PAPER_RETENTION = math.sqrt(0.99)  # c1 with √(1 − c1²) = 0.1, the paper's friction
 
 
-def pseudo_langevin(
-    potential: Potential,
-    dataset: Dataset,
-    *,
-    batch_size: int | None = None,
-    temperature_ratio: float = 0.01,
-    max_temperature_ratio: float | None = None,
-    momentum_retention: float = DEFAULT_MOMENTUM_RETENTION,
-    time_step: float = 1.0,
-    reset_probability: float = 0.1,
-    refresh_every: int = 5_000,
-    warmup_refreshes: int = 3,
-    max_refresh_interval: int = 50_000,
-    refresh_tolerance: float = 0.1,
-    variance_from: VarianceSource = "auto",
-    variance_examples: int | None = None,
-    variance_block: int = 100,
-    variance_max_batches: int = 1_000,
-    variance_tolerance: float = 0.1,
-    mass_floor: float = 0.01,
-    max_regularizer_frequency: float = 0.1,
-    masses_per: Granularity = "weight",
-    precision: str | None = None,
-) -> Sampler:
-    """Pseudo-Langevin dynamics: samples exp(−U/T) with mini-batch gradients.
+class LangevinState(NamedTuple):
+    """State of one chain."""
 
-    Masses are chosen from the measured variance 𝒱 of the mini-batch gradient, so that the mini-batch noise is the share
-    𝒯 = `temperature_ratio` of the thermal noise of every component (eq:LTRLimit); the injected noise is reduced by
-    just that share (eq:PseudoLangevinIntegrator). The right distribution is reached for 𝒯 → 0, c1 → 1; the bias at
-    finite 𝒯 comes from the correlations between components of the mini-batch noise, which are left uncorrected, and,
-    about a third of it at 𝒯 = 0.1, from the time step.
+    weights: Weights
+    temperature: Array
+    key: Key
+    step: Array
+    status: Array
+    half_step_momentum: Weights
+    masses: Weights
+    gradient_variance: Weights
+    """Current 𝒱, which the injected noise is reduced by; the mean of each group that shares a mass."""
+    last_refresh: Array
+    """Step of the last measurement of 𝒱."""
+    next_refresh: Array
+    """Step of the next measurement of 𝒱."""
+    refresh_multiple: Array
+    """Current refresh interval in units of the base interval."""
+    peak_ratio: Array
+    """Largest 𝒯_i found by the last refresh, before masses were raised."""
+    stale_excess: Array
+    """Relative excess temperature of each layer, found by the last refresh, from noise above the old 𝒱; 0 until the
+    first refresh after the warm-up."""
+    raised_share: Array
+    """Share of the masses that the last refresh raised."""
+    num_refreshes: Array
+    num_resets: Array
 
-    Every `refresh_every` steps 𝒱 is measured again: masses whose 𝒯_i exceeds `max_temperature_ratio` are raised to it
-    and their momenta redrawn, or, with probability `reset_probability`, all masses and momenta start anew. As long
-    as successive measurements agree the interval grows: 1×, 2×, 3×… `refresh_every`.
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Langevin(Sampler):
+    """Langevin dynamics by the step of `integrator`.
 
     Args:
-        potential: U, from `classification`, `regression` or `Potential`.
-        dataset: the training set.
-        batch_size: examples per mini-batch, S; default 1 % of the data set. Diffusion per step grows as S,
-            so the best value is what the device computes at no extra cost.
+        time_step: δt. Scaling it by s scales masses set from the noise by s²: the dynamics are then the same.
+        momentum_retention: c1 = exp(−γδt/2).
+    """
+
+    time_step: float
+    momentum_retention: float = PAPER_RETENTION
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        remedy = f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}"
+        check_interval("momentum_retention", self.momentum_retention, 0, 1, remedy, open_ends=True)
+        check_positive("time_step", self.time_step)
+
+    @property
+    def dynamics(self) -> dict[str, float]:
+        """The two numbers that the integrator takes."""
+        return {"momentum_retention": self.momentum_retention, "time_step": self.time_step}
+
+    @abstractmethod
+    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
+        """Return the gradient that drives the step."""
+
+    @abstractmethod
+    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights, Array]:
+        """Return 𝒱, the masses and the status of a chain at its start."""
+
+    def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
+        """Measure 𝒱, set the masses, draw the momenta."""
+        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        variance_key, momentum_key = jax.random.split(key_for(key, Stream.INIT, 0))
+        current, mass, status = self.initial_noise(variance_key, weights, temperature)
+        ratios = masses.temperature_ratios(current, mass, temperature, **self.dynamics)
+        state = LangevinState(
+            weights=weights,
+            temperature=temperature,
+            key=key,
+            step=jnp.zeros((), jnp.int32),
+            status=status,
+            half_step_momentum=weights,
+            masses=mass,
+            gradient_variance=current,
+            last_refresh=jnp.zeros((), jnp.int32),
+            next_refresh=jnp.zeros((), jnp.int32),
+            refresh_multiple=jnp.ones((), jnp.int32),
+            peak_ratio=trees.largest(ratios),
+            stale_excess=jnp.zeros_like(trees.by_layer(trees.mean, weights)),
+            raised_share=jnp.zeros(()),
+            num_refreshes=jnp.zeros((), jnp.int32),
+            num_resets=jnp.zeros((), jnp.int32),
+        )
+        return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
+
+    def step(self, state: LangevinState, batch: Batch | None) -> LangevinState:
+        """Return the state after one step of eq:PseudoLangevinIntegrator."""
+        weights, momentum = integrator.step(
+            state.weights,
+            state.half_step_momentum,
+            lambda w: trees.pack_like(w, self.gradient(trees.unpack(w), batch)),
+            normal_like(stream_key(state.key, Stream.NOISE), state.weights, state.step),
+            state.masses,
+            state.gradient_variance,
+            state.temperature,
+            **self.dynamics,
+        )
+        return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
+
+    def draw_momentum(self, key: Key, state: LangevinState) -> Weights:
+        """Return Maxwell–Boltzmann momenta, taken half a step forward."""
+        momentum_key, gradient_key, noise_key = jax.random.split(key, 3)
+        noise = normal_like(momentum_key, state.weights)
+        momentum = integrator.maxwell_boltzmann(noise, state.masses, state.temperature)
+        batch = None if self.batch_size is None else self.dataset.draw(gradient_key, self.batch_size)
+        gradient = self.gradient(state.weights, batch)
+        xi = normal_like(noise_key, state.weights)
+        return integrator.half_step(
+            momentum, gradient, xi, state.masses, state.gradient_variance, state.temperature, **self.dynamics
+        )
+
+    def pack(self, state: LangevinState) -> LangevinState:
+        """Return the state with one vector each for weights, momenta, masses and 𝒱, if they fit on one device."""
+        parts = {name: getattr(state, name) for name in PER_WEIGHT}
+        if self.dataset.mesh is not None or not trees.is_packable(*parts.values()):
+            return state
+        packed: dict[str, Any] = {name: trees.pack(part) for name, part in parts.items()}
+        return state._replace(**packed)
+
+    def unpack(self, state: LangevinState) -> LangevinState:
+        """Return the state with tensors."""
+        return state._replace(**{name: trees.unpack(getattr(state, name)) for name in PER_WEIGHT})
+
+    def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
+        """Return the kinetic temperature."""
+        momentum = integrator.full_step(state.half_step_momentum, exact_gradient, self.time_step)
+        return {"kinetic_temperature": integrator.kinetic_temperature(momentum, state.masses)}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class FullBatchLangevin(Langevin):
+    """Langevin dynamics with the exact gradient, integrated as by Bussi and Parrinello (eq:BussiParrinello).
+
+    It samples exp(−U/T) for δt → 0. On a quadratic potential of frequency ω the variance of a weight is too large by
+    1/(1 − (ωδt)²/4), and nothing else is wrong.
+
+    Args:
+        masses: one number, or a pytree shaped like the weights (for example from a pseudo-Langevin run).
+        chunk_size: examples held at once; bounds memory, not the result.
+    """
+
+    masses: float | Weights = 1.0
+    chunk_size: int | None = None
+    name: ClassVar[str] = "full_batch_langevin"
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, minimum=1)
+        masses.check_given(self.masses)
+
+    def check(self, weights: Weights) -> None:
+        """Raise if the given masses do not fit the weights."""
+        masses.given(weights, self.masses)
+
+    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
+        """Return ∇U on the full data set."""
+        return exact_sums(self.potential, weights, self.dataset, self.chunk_size).gradient
+
+    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights, Array]:
+        """Return no variance and the given masses."""
+        mass = masses.given(weights, self.masses)
+        mass = jax.tree.map(lambda w, m: jnp.broadcast_to(m, w.shape), weights, mass)
+        return masses.uniform(weights, 0.0), mass, jnp.asarray(Status.RUNNING, jnp.int32)
+
+
+VarianceSource = Literal["auto", "examples", "minibatches"]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MinibatchLangevin(Langevin):
+    """Langevin dynamics with mini-batch gradients whose variance 𝒱 is measured from time to time.
+
+    Args:
+        batch_size: examples per mini-batch, S; default: 1 % of the data set. Diffusion per step grows as S, so the best
+            value is the largest that the device computes at no extra cost.
+        refresh_every: base interval between measurements of 𝒱, in steps. As long as successive measurements agree the
+            interval grows: 1×, 2×, 3×… `refresh_every`.
+        max_refresh_interval: longest interval between measurements of 𝒱, in steps.
+        refresh_tolerance: successive measurements agree if the standard deviation of every tensor (root of its mean 𝒱)
+            changed by no more than this share.
+        variance_from: source of 𝒱: "examples", the gradients of single examples in one pass, or "minibatches", as in
+            the paper; "auto" is "examples" for feed-forward networks, where the pass is cheap. The results agree within
+            the error of the second.
+        variance_examples: number of examples that the pass visits; default: 100 000 or 20 batches, whichever is more.
+            If it is at least the size of the data set, 𝒱 is exact.
+        variance_block: mini-batches per block when 𝒱 is measured from mini-batches.
+        variance_max_batches: largest number of mini-batches for one measurement.
+        variance_tolerance: 𝒱 has converged when another block changes no component's standard deviation by more.
+        precision: precision of the matrix products in mini-batch gradients; None is the device's default, and on an
+            NVIDIA GPU, for feed-forward classifiers of spins or bytes, kernels with bfloat16 factors.
+    """
+
+    batch_size: int | None = None  # type: ignore[misc]
+    refresh_every: int = 5_000
+    max_refresh_interval: int = 50_000
+    refresh_tolerance: float = 0.1
+    variance_from: VarianceSource = "auto"
+    variance_examples: int | None = None
+    variance_block: int = 100
+    variance_max_batches: int = 1_000
+    variance_tolerance: float = 0.1
+    precision: str | None = None
+    warmup_refreshes: ClassVar[int] = 0
+    masses_per: ClassVar[masses.Granularity] = "weight"
+    steps_per_block: ClassVar[int] = 50
+
+    def __post_init__(self) -> None:
+        """Fill in the batch size and validate the settings."""
+        super().__post_init__()
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", max(2, round(0.01 * self.dataset.num_examples)))
+        remedy = "for the exact gradient of the full data set use full_batch_langevin"
+        check_integer("batch_size", self.batch_size, minimum=2, maximum=self.dataset.num_examples, remedy=remedy)
+        check_integer("refresh_every", self.refresh_every, minimum=1)
+        check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
+        check_choice("variance_from", self.variance_from, get_args(VarianceSource))
+        if self.variance_examples is not None:
+            check_integer("variance_examples", self.variance_examples, minimum=2)
+        check_integer("variance_block", self.variance_block, minimum=2)
+        check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
+        check_positive("variance_tolerance", self.variance_tolerance)
+        check_positive("refresh_tolerance", self.refresh_tolerance)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether 𝒱 is measured."""
+        return True
+
+    def next_refresh(self, state: LangevinState) -> Array:
+        """Return the step of the next measurement of 𝒱."""
+        return state.next_refresh
+
+    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
+        """Return ∇U on a mini-batch."""
+        split = self.dataset.mesh is not None
+        return minibatch_gradient(self.potential, weights, batch, self.precision, split=split)  # type: ignore[arg-type]
+
+    def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
+        """Measure 𝒱, set the masses, draw the momenta, and set the time of the first refresh."""
+        first = max(1, self.refresh_every >> self.warmup_refreshes)
+        return super().init(key, weights, temperature)._replace(next_refresh=jnp.asarray(first, jnp.int32))
+
+    def measure_variance(self, key: Key, weights: Weights) -> Weights:
+        """Return 𝒱 at these weights."""
+        batch_size = self.batch_size or 0
+        from_examples = self.potential.gradient_moments is not None
+        if self.variance_from == "examples" or (self.variance_from == "auto" and from_examples):
+            num = max(100_000, 20 * batch_size) if self.variance_examples is None else self.variance_examples
+            return variance.from_examples(
+                self.potential, key, weights, self.dataset, batch_size=batch_size, num_examples=num
+            )
+        return variance.from_minibatches(
+            lambda draw_key: self.gradient(weights, self.dataset.draw(draw_key, batch_size)),
+            key,
+            weights,
+            block_size=self.variance_block,
+            max_batches=self.variance_max_batches,
+            tolerance=self.variance_tolerance,
+        ).variance
+
+    def remeasure(self, state: LangevinState, measured: Weights) -> LangevinState:
+        """Make a new measurement the current 𝒱 and set the time of the next: later as long as measurements agree.
+
+        During the warm-up the interval doubles from one measurement to the next. Afterwards agreement is judged on the
+        mean 𝒱 of each tensor: single components carry the statistical error of the estimate, of the order of the
+        tolerance itself.
+        """
+        current = masses.by_group(jnp.mean, measured, self.masses_per)
+        stale_excess = self._stale_excess(state, current)
+        old, new = variance.tensor_means(state.gradient_variance), variance.tensor_means(current)
+        longer = jnp.minimum(state.refresh_multiple + 1, max(1, self.max_refresh_interval // self.refresh_every))
+        multiple = jnp.where(variance.agree(old, new, self.refresh_tolerance), longer, 1)
+        num_refreshes = state.num_refreshes + 1
+        warming_up = num_refreshes <= self.warmup_refreshes
+        multiple = jnp.where(warming_up, 1, multiple)
+        halvings = jnp.maximum(self.warmup_refreshes - num_refreshes, 0)
+        interval = jnp.maximum(jnp.right_shift(self.refresh_every, halvings), 1) * multiple
+        return state._replace(
+            gradient_variance=current,
+            refresh_multiple=multiple,
+            last_refresh=state.step,
+            next_refresh=state.step + interval,
+            num_refreshes=num_refreshes,
+            stale_excess=jnp.where(warming_up, 0.0, stale_excess),
+        )
+
+    def _stale_excess(self, state: LangevinState, current: Weights) -> Array:
+        """Return (1 + c1²)·⟨max(𝒯_i[new 𝒱] − 𝒯_i[old 𝒱], 0)⟩ of each layer, with the current masses.
+
+        Noise that grew since 𝒱 was measured heats its weight by that much. If both 𝒱 are estimates from n mini-batches,
+        0.56·(1 + c1²)·𝒯·√(2/n) of it is statistical error: 0.1 % at 𝒯 = 0.01 and n = 200.
+        """
+        new, old = (
+            masses.temperature_ratios(v, state.masses, state.temperature, **self.dynamics)
+            for v in (current, state.gradient_variance)
+        )
+        growth = jax.tree.map(
+            lambda a, b, w: jnp.broadcast_to(jnp.maximum(a - b, 0.0), w.shape), new, old, state.weights
+        )
+        return (1 + self.momentum_retention**2) * trees.by_layer(trees.mean, growth)
+
+    def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
+        """Return the kinetic temperature, temperature ratios and the gradient variance."""
+        if not self.refreshes:
+            return super().measure(state, exact_gradient)
+        ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self.dynamics)
+        per_weight = jax.tree.map(lambda v, w: jnp.broadcast_to(v, w.shape), state.gradient_variance, state.weights)
+        return super().measure(state, exact_gradient) | {
+            "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
+            "max_temperature_ratio": trees.largest(ratios),
+            "peak_temperature_ratio": state.peak_ratio,
+            "stale_excess_temperature": state.stale_excess,
+            "gradient_variance": trees.by_layer(trees.mean, per_weight),
+            "raised_share": state.raised_share,
+            "refresh_interval": state.next_refresh - state.last_refresh,
+            "num_resets": state.num_resets,
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class NaivePseudoLangevin(MinibatchLangevin):
+    """Mini-batch Langevin dynamics with one mass for all weights and a small time step ("naive-pL").
+
+    It samples exp(−U/T) in the limit δt → 0 with the masses fixed; the noisiest component decides how small δt must be.
+    It is the paper's point of comparison (Fig. A.1). The paper leaves open whether 𝒱 is subtracted, so it is a choice.
+
+    Args:
+        mass: M of every weight.
+        subtract_variance: whether the injected noise is reduced by 𝒱, as in pseudo-Langevin.
+    """
+
+    mass: float = 1.0
+    subtract_variance: bool = True
+    name: ClassVar[str] = "naive_pseudo_langevin"
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
+        check_positive("mass", self.mass)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether 𝒱 is measured."""
+        return self.subtract_variance
+
+    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights, Array]:
+        """Return 𝒱, if it is subtracted, and one mass for all weights."""
+        zero = masses.uniform(weights, 0.0)
+        current = self.measure_variance(key, weights) if self.subtract_variance else zero
+        return current, masses.uniform(weights, self.mass), jnp.asarray(Status.RUNNING, jnp.int32)
+
+    def refresh(self, state: LangevinState) -> LangevinState:
+        """Measure 𝒱 again."""
+        key = jax.random.split(key_for(state.key, Stream.REFRESH, state.step), 3)[0]
+        state = self.remeasure(state, self.measure_variance(key, state.weights))
+        ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self.dynamics)
+        return state._replace(peak_ratio=trees.largest(ratios))
+
+    def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
+        """Return also the share of the weights whose mini-batch noise alone exceeds the thermal noise.
+
+        These have 𝒯_i > 1/(1 + c1²), that is (1 − c1⁴)·M·T < ((1 + c1²)·δt/2)²·𝒱_i: the variance to be injected would
+        be negative and is clipped at zero. A relative excess of 1e-3 is rounding.
+        """
+        found = super().measure(state, exact_gradient)
+        if not self.subtract_variance:
+            return found
+        limit = (1 + 1e-3) / (1 + self.momentum_retention**2)
+        ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self.dynamics)
+        return found | {"clipped_share": trees.mean(jax.tree.map(lambda r: (r > limit).astype(r.dtype), ratios))}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PseudoLangevin(MinibatchLangevin):
+    """Pseudo-Langevin dynamics, the paper's sampler: samples exp(−U/T) with mini-batch gradients.
+
+    Masses are set from the measured variance 𝒱 of the mini-batch gradient, so that the mini-batch noise is the share
+    𝒯 = `temperature_ratio` of the thermal noise of every component (eq:LTRLimit). The injected noise is reduced by
+    that share (eq:PseudoLangevinIntegrator). The distribution is right in the limit 𝒯 → 0, c1 → 1; the bias at finite
+    𝒯 comes from the correlations between components of the mini-batch noise, which are not corrected, and, about a
+    third of it at 𝒯 = 0.1, from the time step.
+
+    At every refresh 𝒱 is measured again. Masses whose 𝒯_i exceeds `max_temperature_ratio` are raised to it and their
+    momenta redrawn, or, with probability `reset_probability`, all masses are set and all momenta redrawn.
+
+    Args:
         temperature_ratio: 𝒯, the ratio that masses are set to; at most 1/(1 + c1²).
         max_temperature_ratio: 𝒯max, the ratio above which a mass is raised; default: `temperature_ratio`.
-        momentum_retention: c1 = exp(−γδt/2).
-        time_step: δt. Scaling it by s scales masses by s²: the dynamics are the same.
-        reset_probability: ρ_reset, the chance that a refresh starts masses and momenta anew. Resets more frequent than
-            the relaxation time bias the samples towards a large 𝒱; with 0, masses are only ever raised.
-        refresh_every: base interval between measurements of 𝒱, in steps; rounded down to a multiple of 2ᵏ, k the number
-            of warm-up refreshes.
-        warmup_refreshes: k early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each starts masses and momenta
-            anew. A trained start is quiet, and 𝒱 grows by orders of magnitude while it thermalises; masses chosen
-            at the start would be far too light by the first regular refresh. 0 is the paper's scheme.
-        max_refresh_interval: the interval grows no further than this.
-        refresh_tolerance: successive measurements agree when the standard deviation of every tensor (root of its mean
-            𝒱) changed by no more than this share.
-        variance_from: where 𝒱 comes from: "examples", the gradients of single examples in one pass, or "minibatches",
-            the paper's way; "auto" is "examples" for feed-forward networks, where the pass is cheap. The results agree
-            within the error of the second.
-        variance_examples: how many examples that pass visits; default 100 000 or 20 batches, whichever is more. All of
-            them, if there are no more: 𝒱 is then exact.
-        variance_block: mini-batches per block when 𝒱 is measured from mini-batches.
-        variance_max_batches: most mini-batches for one measurement.
-        variance_tolerance: 𝒱 has converged when another block changes no component's standard deviation by more.
-        mass_floor: masses are at least those of this share of the tensor's mean 𝒱. It keeps the chain finite when a
-            unit that was silent for every example wakes up; a larger floor slows the diffusion of quiet weights.
+        reset_probability: ρ_reset, the probability that a refresh sets all masses and redraws all momenta. Resets more
+            frequent than the relaxation time bias the samples towards a large 𝒱; with 0, masses are only raised.
+        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each of them is a reset. 𝒱
+            grows by orders of magnitude while a trained start thermalises, and masses set at the start would be far too
+            light by the first regular refresh. 0 is the paper's scheme.
+        mass_floor: masses are at least those of this share of the tensor's mean 𝒱. The floor keeps the chain finite
+            when a unit that was silent for every example becomes active; a larger floor slows quiet weights.
         max_regularizer_frequency: masses are at least such that the regulariser alone oscillates with ω·δt ≤ this.
         masses_per: "weight", or "row" or "tensor" to save memory; a group's mass is that of its noisiest weight.
-        precision: of the matrix products in mini-batch gradients; None is the device's default; on an NVIDIA GPU,
-            for feed-forward classifiers of spins or bytes, kernels with bfloat16 factors.
 
     Example:
         >>> sampler = pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)  # doctest: +SKIP
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
     """
-    if batch_size is None:
-        batch_size = max(2, round(0.01 * dataset.num_examples))
-    if max_temperature_ratio is None:
-        max_temperature_ratio = temperature_ratio
-    _check_dynamics(momentum_retention, time_step)
-    _check_batch_size(batch_size, dataset)
-    limit = 1 / (1 + momentum_retention**2)
-    for name, ratio in [("temperature_ratio", temperature_ratio), ("max_temperature_ratio", max_temperature_ratio)]:
-        check_positive(name, ratio)
-        if ratio > limit:
+
+    time_step: float = 1.0
+    temperature_ratio: float = 0.01
+    max_temperature_ratio: float | None = None
+    reset_probability: float = 0.1
+    warmup_refreshes: int = 3  # type: ignore[misc]
+    mass_floor: float = 0.01
+    max_regularizer_frequency: float = 0.1
+    masses_per: masses.Granularity = "weight"  # type: ignore[misc]
+    name: ClassVar[str] = "pseudo_langevin"
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
+        limit = 1 / (1 + self.momentum_retention**2)
+        ratios = {"temperature_ratio": self.temperature_ratio, "max_temperature_ratio": self.ratio_limit}
+        for name, ratio in ratios.items():
+            check_positive(name, ratio)
+            if ratio > limit:
+                raise ValueError(
+                    f"{name} = {ratio:g} exceeds 1/(1+c1²) = {limit:.4g}, where mini-batch noise alone exceeds the "
+                    "thermal noise; lower it (0.01 is the paper's value); to move faster raise batch_size instead"
+                )
+        if self.ratio_limit < self.temperature_ratio:
             raise ValueError(
-                f"{name} = {ratio:g} exceeds 1/(1+c1²) = {limit:.4g}, where mini-batch noise alone is hotter than T; "
-                "lower it (0.01 is the paper's value); to move faster raise batch_size instead"
+                f"max_temperature_ratio = {self.ratio_limit:g} is below temperature_ratio = "
+                f"{self.temperature_ratio:g}: every mass would be raised at once; raise the first or lower the second"
             )
-    if max_temperature_ratio < temperature_ratio:
-        raise ValueError(
-            f"max_temperature_ratio = {max_temperature_ratio:g} is below temperature_ratio = {temperature_ratio:g}: "
-            "every mass would be raised at once; raise the first or lower the second"
+        check_interval("reset_probability", self.reset_probability, 0, 1, "it is a probability")
+        check_integer("warmup_refreshes", self.warmup_refreshes, minimum=0, maximum=10)
+        check_interval("mass_floor", self.mass_floor, 0, 1, "it is a share of the tensor's mean variance")
+        if self.mass_floor == 0 and not self.potential.regularizes_every_weight:
+            raise ValueError(
+                "mass_floor = 0 with weight_decay = 0 leaves weights without noise without a mass; "
+                "keep mass_floor at 0.01 or give the potential a weight_decay"
+            )
+        check_interval(
+            "max_regularizer_frequency", self.max_regularizer_frequency, 1e-6, 1, "0.1 is small enough for stability"
         )
-    check_interval("reset_probability", reset_probability, 0, 1, "it is a probability")
-    if mass_floor == 0 and not potential.holds_every_weight:
-        raise ValueError(
-            "mass_floor = 0 with weight_decay = 0 leaves weights without noise without a mass; "
-            "keep mass_floor at 0.01 or give the potential a weight_decay"
+        check_choice("masses_per", self.masses_per, get_args(masses.Granularity))
+
+    @property
+    def ratio_limit(self) -> float:
+        """𝒯max, the ratio above which a mass is raised."""
+        return self.temperature_ratio if self.max_temperature_ratio is None else self.max_temperature_ratio
+
+    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights, Array]:
+        """Return 𝒱 and the masses set from it."""
+        measured = self.measure_variance(key, weights)
+        current = masses.by_group(jnp.mean, measured, self.masses_per)
+        status = jnp.where(trees.largest(current) == 0, Status.NO_NOISE, Status.RUNNING).astype(jnp.int32)
+        return current, self.nominal_masses(measured, weights, temperature), status
+
+    def nominal_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
+        """Return the masses that give every component the temperature ratio, or larger ones for stability."""
+        nominal = masses.from_noise(self._guarded(measured), temperature, self.temperature_ratio, **self.dynamics)
+        stiffness = self.potential.stiffness(weights)
+        return masses.at_least(
+            nominal, masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
         )
-    control = NoiseControl(
-        temperature_ratio=float(temperature_ratio),
-        max_temperature_ratio=float(max_temperature_ratio),
-        reset_probability=float(reset_probability),
-        refresh_every=refresh_every,
-        warmup_refreshes=warmup_refreshes,
-        max_refresh_interval=max_refresh_interval,
-        refresh_tolerance=refresh_tolerance,
-        variance_from=variance_from,
-        variance_examples=_variance_examples(variance_examples, batch_size),
-        variance_block=variance_block,
-        variance_max_batches=variance_max_batches,
-        variance_tolerance=variance_tolerance,
-        batch_size=batch_size,
-        mass_floor=mass_floor,
-        max_regularizer_frequency=max_regularizer_frequency,
-        masses_per=masses_per,
-        control_masses=True,
-    )
-    oracle = gradients.minibatch(potential, batch_size, precision)
-    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, control=control, batch_size=batch_size)
-    settings = {
-        "batch_size": batch_size,
-        "momentum_retention": momentum_retention,
-        "time_step": time_step,
-        "precision": precision,
-    } | {name: value for name, value in vars(control).items() if name != "control_masses"}
-    return Sampler("pseudo_langevin", kernel, potential, dataset, settings)
 
+    def _guarded(self, measured: Weights) -> Weights:
+        """Return the variance that masses are set from: floored, and that of the noisiest weight of each group."""
+        return masses.by_group(jnp.max, masses.floor_variance(measured, self.mass_floor), self.masses_per)
 
-def naive_pseudo_langevin(
-    potential: Potential,
-    dataset: Dataset,
-    *,
-    time_step: float,
-    batch_size: int | None = None,
-    mass: float = 1.0,
-    momentum_retention: float = DEFAULT_MOMENTUM_RETENTION,
-    subtract_variance: bool = True,
-    refresh_every: int = 5_000,
-    max_refresh_interval: int = 50_000,
-    refresh_tolerance: float = 0.1,
-    variance_from: VarianceSource = "auto",
-    variance_examples: int | None = None,
-    variance_block: int = 100,
-    variance_max_batches: int = 1_000,
-    variance_tolerance: float = 0.1,
-    precision: str | None = None,
-) -> Sampler:
-    """Mini-batch Langevin dynamics with one mass for all weights and a small time step ("naive-pL").
-
-    It samples exp(−U/T) in the limit δt → 0 with the masses fixed; the noisiest component decides how small δt must be.
-    It is the paper's point of comparison (Fig. A.1). The paper leaves open whether 𝒱 is subtracted: choose.
-
-    Args:
-        potential: U.
-        dataset: the training set.
-        time_step: δt.
-        batch_size: examples per mini-batch; default 1 % of the data set.
-        mass: M of every weight.
-        momentum_retention: c1.
-        subtract_variance: reduce the injected noise by 𝒱 as pseudo-Langevin does, or leave it whole.
-        refresh_every: base interval between measurements of 𝒱, in steps (only where it is subtracted).
-        max_refresh_interval: the interval grows no further than this.
-        refresh_tolerance: see `pseudo_langevin`.
-        variance_from: see `pseudo_langevin`.
-        variance_examples: see `pseudo_langevin`.
-        variance_block: see `pseudo_langevin`.
-        variance_max_batches: see `pseudo_langevin`.
-        variance_tolerance: see `pseudo_langevin`.
-        precision: of the matrix products in mini-batch gradients.
-    """
-    if batch_size is None:
-        batch_size = max(2, round(0.01 * dataset.num_examples))
-    _check_dynamics(momentum_retention, time_step)
-    _check_batch_size(batch_size, dataset)
-    check_positive("mass", mass)
-    control = None
-    if subtract_variance:
-        control = NoiseControl(
-            temperature_ratio=math.inf,
-            max_temperature_ratio=math.inf,
-            reset_probability=0.0,
-            refresh_every=refresh_every,
-            warmup_refreshes=0,
-            max_refresh_interval=max_refresh_interval,
-            refresh_tolerance=refresh_tolerance,
-            variance_from=variance_from,
-            variance_examples=_variance_examples(variance_examples, batch_size),
-            variance_block=variance_block,
-            variance_max_batches=variance_max_batches,
-            variance_tolerance=variance_tolerance,
-            batch_size=batch_size,
-            mass_floor=0.0,
-            max_regularizer_frequency=1.0,
-            masses_per="weight",
-            control_masses=False,
+    def refresh(self, state: LangevinState) -> LangevinState:
+        """Measure 𝒱 again; raise masses that have become too light, or reset all masses and momenta."""
+        variance_key, momentum_key, reset_key = jax.random.split(key_for(state.key, Stream.REFRESH, state.step), 3)
+        measured = self.measure_variance(variance_key, state.weights)
+        state = self.remeasure(state, measured)
+        ratios = masses.temperature_ratios(self._guarded(measured), state.masses, state.temperature, **self.dynamics)
+        warming_up = state.num_refreshes <= self.warmup_refreshes
+        reset = warming_up | jax.random.bernoulli(reset_key, self.reset_probability)
+        excess = jax.tree.map(lambda r: r / self.ratio_limit, ratios)
+        raised = jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess)
+        mass = trees.select(reset, self.nominal_masses(measured, state.weights, state.temperature), raised)
+        fresh = self.draw_momentum(momentum_key, state._replace(masses=mass))
+        momentum = jax.tree.map(
+            lambda x, new, old: jnp.where(reset | (x > 1), new, old), excess, fresh, state.half_step_momentum
         )
-    oracle = gradients.minibatch(potential, batch_size, precision)
-    kernel = LangevinKernel(
-        potential, oracle, momentum_retention, time_step, control=control, fixed_masses=mass, batch_size=batch_size
-    )
-    settings = {
-        "batch_size": batch_size,
-        "time_step": time_step,
-        "mass": mass,
-        "momentum_retention": momentum_retention,
-        "subtract_variance": subtract_variance,
-        "refresh_every": refresh_every,
-        "max_refresh_interval": max_refresh_interval,
-        "refresh_tolerance": refresh_tolerance,
-        "variance_from": variance_from,
-        "variance_examples": _variance_examples(variance_examples, batch_size),
-        "variance_block": variance_block,
-        "variance_max_batches": variance_max_batches,
-        "variance_tolerance": variance_tolerance,
-        "precision": precision,
-    }
-    return Sampler("naive_pseudo_langevin", kernel, potential, dataset, settings)
-
-
-def full_batch_langevin(
-    potential: Potential,
-    dataset: Dataset,
-    *,
-    time_step: float,
-    masses: float | Weights = 1.0,
-    momentum_retention: float = DEFAULT_MOMENTUM_RETENTION,
-    chunk_size: int | None = None,
-) -> Sampler:
-    """Langevin dynamics with the exact gradient, integrated as by Bussi and Parrinello (eq:BussiParrinello).
-
-    It samples exp(−U/T) for δt → 0; on a quadratic potential of frequency ω the variance of a weight is too large by
-    1/(1 − (ωδt)²/4), and nothing else is wrong.
-
-    Args:
-        potential: U.
-        dataset: the training set.
-        time_step: δt.
-        masses: one number, or a pytree shaped like the weights (for example from a pseudo-Langevin run).
-        momentum_retention: c1.
-        chunk_size: examples held at once; bounds memory, not the result.
-    """
-    _check_dynamics(momentum_retention, time_step)
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, minimum=1)
-    check_given(masses)
-    oracle = gradients.exact(potential, chunk_size)
-    kernel = LangevinKernel(potential, oracle, momentum_retention, time_step, fixed_masses=masses)
-    settings = {
-        "time_step": time_step,
-        "masses": for_the_record(masses),
-        "momentum_retention": momentum_retention,
-        "chunk_size": chunk_size,
-    }
-    return Sampler("full_batch_langevin", kernel, potential, dataset, settings)
-
-
-def _variance_examples(variance_examples: int | None, batch_size: int) -> int:
-    return max(100_000, 20 * batch_size) if variance_examples is None else variance_examples
-
-
-def _check_dynamics(momentum_retention: float, time_step: float) -> None:
-    check_interval(
-        "momentum_retention",
-        momentum_retention,
-        0,
-        1,
-        f"it is c1 = exp(−γδt/2); the paper's is {DEFAULT_MOMENTUM_RETENTION:.5f}",
-        open_ends=True,
-    )
-    check_positive("time_step", time_step)
-
-
-def _check_batch_size(batch_size: int, dataset: Dataset) -> None:
-    check_integer(
-        "batch_size",
-        batch_size,
-        minimum=2,
-        maximum=dataset.num_examples,
-        remedy="for the exact gradient of the whole data set use full_batch_langevin",
-    )
+        return state._replace(
+            peak_ratio=trees.largest(ratios),
+            masses=mass,
+            half_step_momentum=momentum,
+            raised_share=jnp.where(reset, 0.0, trees.mean(jax.tree.map(lambda x: (x > 1).astype(x.dtype), excess))),
+            num_resets=state.num_resets + reset,
+        )

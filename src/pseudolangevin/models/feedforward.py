@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Num
 
-from .types import Array, Key, Weights
+from .._checks import check_choice
+from .._trees import Array, Batch, Key, Weights
+from . import fast
 
 OUTPUT_ACTIVATIONS = {"relu": jax.nn.relu, "identity": lambda x: x}
 
@@ -22,7 +26,7 @@ class FeedForward:
     output_activation: str
 
     def init(self, key: Key) -> Weights:
-        """Random weights, uniform in ±1/√(inputs of the layer), kernels and biases alike."""
+        """Return random weights, uniform in ±1/√(inputs of the layer), kernels and biases alike."""
         weights = {}
         for index, (num_in, num_out) in enumerate(zip(self.sizes[:-1], self.sizes[1:], strict=True), start=1):
             kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, index))
@@ -34,7 +38,7 @@ class FeedForward:
         return weights
 
     def apply(self, weights: Weights, inputs: Num[Array, "examples in"]) -> Float[Array, "examples out"]:
-        """The logits z⁽³⁾, before the softmax."""
+        """Return the logits z⁽ˡ⁾ of the last layer, before the softmax."""
         return self.trace(weights, inputs)[0]
 
     @property
@@ -42,13 +46,40 @@ class FeedForward:
         """Number of layers."""
         return len(self.sizes) - 1
 
+    def loss_hooks(self, output_loss: Callable[[Array, Any], Array], *, is_cross_entropy: bool) -> dict[str, Any]:
+        """Return faster versions of a potential's `gradient` and `gradient_moments` for this network.
+
+        Args:
+            output_loss: maps (outputs, targets) of S examples to S losses.
+            is_cross_entropy: whether `output_loss` is the cross-entropy of integer labels.
+        """
+
+        def mean_loss(weights: Weights, batch: Batch) -> Array:
+            return jnp.mean(output_loss(self.apply(weights, batch[0]), batch[1]))
+
+        def gradient(weights: Weights, batch: Batch, precision: str | None, split: bool) -> Weights:
+            def plain(weights: Weights, batch: Batch) -> Weights:
+                with jax.default_matmul_precision(precision):
+                    return jax.grad(mean_loss)(weights, batch)
+
+            return fast.cross_entropy_gradient(self, plain, weights, batch, precision, split)
+
+        moments = partial(fast.layer_moments, self, output_loss)
+        return {"gradient_moments": moments} | ({"gradient": gradient} if is_cross_entropy else {})
+
     def trace(
         self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None
     ) -> tuple[Float[Array, "examples out"], list[Array]]:
-        """The logits and the inputs of every layer, with `offsets` added to the pre-activations a⁽ˡ⁾.
+        """Return the logits and the inputs of every layer, with `offsets` added to the pre-activations a⁽ˡ⁾.
 
-        The derivative by an offset is that by the pre-activation of each example: per-example gradients follow from it.
+        The derivative with respect to an offset is the derivative with respect to the pre-activation of each example,
+        from which the gradients of single examples follow.
         """
+        if inputs.shape[1:] != (self.sizes[0],):
+            raise ValueError(
+                f"an input has shape {inputs.shape[1:]} and the network takes {self.sizes[0]} components; change the "
+                "first of its sizes, or the inputs"
+            )
         hidden, layer_inputs = inputs, []
         for index in range(1, self.depth + 1):
             layer = weights[f"layer{index}"]
@@ -62,12 +93,12 @@ class FeedForward:
 
 
 def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> FeedForward:
-    """A feed-forward network with ReLU on every layer.
+    """Return a feed-forward network with ReLU on every layer.
 
     Args:
         sizes: the widths from the input to the output; the paper's are (100, L1, 100, 10).
-        output_activation: "relu" as in the paper, where it can leave a class without any signal ("dead" classes are
-            reported while sampling), or "identity".
+        output_activation: "relu" as in the paper, or "identity". With "relu" a class can lose every signal ("dead
+            classes" are reported while sampling).
 
     Example:
         >>> network = feedforward((100, 50, 100, 10))
@@ -78,6 +109,5 @@ def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> Fee
     sizes = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
     if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(f"sizes = {sizes}: give at least an input and an output width, all positive integers")
-    if output_activation not in OUTPUT_ACTIVATIONS:
-        raise ValueError(f"output_activation = {output_activation!r}: choose one of {sorted(OUTPUT_ACTIVATIONS)}")
+    check_choice("output_activation", output_activation, sorted(OUTPUT_ACTIVATIONS))
     return FeedForward(sizes, output_activation)

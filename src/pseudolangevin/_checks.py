@@ -1,13 +1,14 @@
-"""Input validation that names the argument, its value, and the remedy."""
+"""Validation of arguments: every error names the argument, its value, and the remedy."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 
 def check_integer(name: str, value: Any, *, minimum: int, maximum: int | None = None, remedy: str = "") -> None:
-    """Refuse anything but an integer within bounds."""
+    """Raise unless `value` is an integer within bounds."""
     bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
     is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
     if not is_integer or value < minimum or (maximum is not None and value > maximum):
@@ -15,7 +16,7 @@ def check_integer(name: str, value: Any, *, minimum: int, maximum: int | None = 
 
 
 def check_interval(name: str, value: Any, low: float, high: float, remedy: str, *, open_ends: bool = False) -> None:
-    """Refuse anything but a finite number from low to high."""
+    """Raise unless `value` is a finite number from `low` to `high`."""
     number = as_number(name, value)
     inside = low < number < high if open_ends else low <= number <= high
     if not inside:
@@ -24,13 +25,19 @@ def check_interval(name: str, value: Any, low: float, high: float, remedy: str, 
 
 
 def check_positive(name: str, value: Any, remedy: str = "pass a number above zero") -> None:
-    """Refuse anything but a finite number above zero."""
+    """Raise unless `value` is a finite number above zero."""
     if not as_number(name, value) > 0:
         raise ValueError(f"{name} = {value!r} is not positive; {remedy}")
 
 
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in (listed := list(choices)):
+        raise ValueError(f"{name} = {value!r}: choose one of {listed}")
+
+
 def as_number(name: str, value: Any) -> float:
-    """The value as a float; refuse what is not a finite real number."""
+    """Return the value as a float; raise unless it is a finite real number."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The data set, the drawing of mini-batches, and folding over all of it in chunks of bounded memory."""
+"""The data set: examples, mini-batches, and folds over all examples in chunks of bounded memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import threefry
-from .types import Array, Batch, Key
+from .._random import draw_indices
+from .._trees import Array, Batch, Key
 
 Carry = TypeVar("Carry")
-CHECKED = 2**16
-"""Examples that are checked at a time; larger data than memory may be on disk."""
+CHECKED = 2**16  # examples; data on disk may be larger than memory
 
 
 @jax.tree_util.register_pytree_node_class
 class Dataset:
-    """Examples: inputs and targets, arrays (or pytrees of arrays) with one leading example axis.
+    """Inputs and targets: arrays, or pytrees of arrays, with one leading example axis.
 
-    It is a pytree, so that it is passed to compiled functions as an argument and never baked into them.
+    A data set is a pytree, so that compiled functions take it as an argument and never as a constant.
 
     Example:
         >>> dataset = Dataset(np.ones((4, 3)), np.array([0, 1, 1, 0]))
@@ -35,10 +34,10 @@ class Dataset:
     inputs: Any
     targets: Any
     mesh: Mesh | None = None
-    """The devices it is spread over, see `placement`; None: wherever its arrays are."""
+    """Devices that the examples are split over (see `placement`); None for a single device."""
 
     def __init__(self, inputs: Any, targets: Any) -> None:
-        """Check the arrays and put them on the default device."""
+        """Check the arrays and move them to the default device."""
         check_lengths(inputs, targets)
         self.inputs = jax.tree.map(jnp.asarray, inputs)
         self.targets = jax.tree.map(jnp.asarray, targets)
@@ -54,23 +53,19 @@ class Dataset:
         return (self.inputs, self.targets)
 
     def head(self, num_examples: int) -> Dataset:
-        """The first examples."""
+        """Return the first examples."""
         return Dataset.tree_unflatten(self.mesh, jax.tree.map(lambda array: array[:num_examples], self.batch))
 
     def take(self, indices: Array) -> Batch:
-        """The examples with these indices."""
-        return jax.tree.map(lambda array: array[indices], self.batch)
+        """Return the examples with these indices, which are global: they do not depend on how the data are split."""
+        return self._split_over_devices(jax.tree.map(lambda array: array[indices], self.batch))
 
     def draw(self, key: Key, batch_size: int) -> Batch:
-        """What `draw_batch` returns."""
-        return self.with_drawn(draw_indices(key, self.num_examples, batch_size)).draw(key, batch_size)
-
-    def with_drawn(self, indices: Array) -> Dataset:
-        """The same data set, of which the next mini-batch has these indices."""
-        return Drawn(_shared_out(self.take(indices), self), self)
+        """Return `batch_size` examples drawn uniformly and independently, so with replacement."""
+        return self.take(draw_indices(key, self.num_examples, batch_size))
 
     def chunk(self, start: Array, size: int) -> Batch:
-        """`size` examples from `start` on; of each shard, where there are several."""
+        """Return `size` examples from `start` on, of each shard of the data."""
         num_shards = self.num_shards
         shard_size = self.num_examples // num_shards
 
@@ -79,87 +74,42 @@ class Dataset:
             part = lax.dynamic_slice_in_dim(shards, start, size, axis=1)
             return part.reshape(num_shards * size, *array.shape[1:])
 
-        return _shared_out(jax.tree.map(taken, self.batch), self)
+        return self._split_over_devices(jax.tree.map(taken, self.batch))
+
+    def _split_over_devices(self, batch: Batch) -> Batch:
+        if self.mesh is None or self.mesh.shape["data"] == 1:
+            return batch
+        return lax.with_sharding_constraint(batch, NamedSharding(self.mesh, PartitionSpec("data")))
 
     def shapes(self, num_examples: int) -> Batch:
-        """Shapes and types of a batch of so many examples."""
+        """Return the shapes and types of a batch of `num_examples`."""
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((num_examples, *a.shape[1:]), a.dtype), self.batch)
 
     def with_mesh(self, mesh: Mesh) -> Dataset:
-        """The same arrays, which lie on `mesh`."""
+        """Return the same arrays with `mesh` as the devices that hold them."""
         return self.tree_unflatten(mesh, self.tree_flatten()[0])
 
     @property
     def num_shards(self) -> int:
-        """How many ways the examples are split."""
+        """Number of shards that the examples are split into."""
         ways = 1 if self.mesh is None else self.mesh.shape["data"]
         return ways if self.num_examples % ways == 0 else 1
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Mesh | None]:
-        """Children and auxiliary data, for JAX."""
+        """Return children and auxiliary data, for JAX."""
         return (self.inputs, self.targets), self.mesh
 
     @classmethod
     def tree_unflatten(cls, mesh: Mesh | None, children: tuple[Any, ...]) -> Dataset:
-        """Rebuild without checking: inside a compiled function the leaves are tracers."""
+        """Rebuild without checks: inside a compiled function the leaves are tracers."""
         dataset = object.__new__(cls)
         dataset.inputs, dataset.targets = children
         dataset.mesh = mesh
         return dataset
 
 
-@jax.tree_util.register_pytree_node_class
-class ValidatedDataset(Dataset):
-    """A training set with a validation set beside it: everywhere a data set is asked for it is the training set.
-
-    Both travel as one argument of compiled functions; only who asks for `validation` sees it.
-    """
-
-    validation: Dataset
-
-    def __init__(self, training: Dataset, validation: Dataset) -> None:
-        """Two data sets that were checked already and lie on the device."""
-        self.inputs, self.targets = training.batch
-        self.validation = validation
-
-    def with_mesh(self, mesh: Mesh) -> ValidatedDataset:
-        """The same arrays, which lie on `mesh`."""
-        return self.tree_unflatten(mesh, (*self.batch, self.validation.with_mesh(mesh)))
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Mesh | None]:
-        """Children and auxiliary data, for JAX."""
-        return (self.inputs, self.targets, self.validation), self.mesh
-
-    @classmethod
-    def tree_unflatten(cls, mesh: Mesh | None, children: tuple[Any, ...]) -> ValidatedDataset:
-        """Rebuild without checking."""
-        dataset = object.__new__(cls)
-        dataset.inputs, dataset.targets, dataset.validation = children
-        dataset.mesh = mesh
-        return dataset
-
-
-class Drawn(Dataset):
-    """A data set of which the next mini-batch was drawn before: where one is asked for, it is this one."""
-
-    def __init__(self, drawn: Batch, dataset: Dataset) -> None:
-        """The batch, and what it was drawn from."""
-        self.inputs, self.targets, self.mesh = dataset.inputs, dataset.targets, dataset.mesh
-        self._drawn = drawn
-
-    def draw(self, key: Key, batch_size: int) -> Batch:
-        """The mini-batch, whatever the key: it was drawn before."""
-        del key, batch_size
-        return self._drawn
-
-    def with_drawn(self, indices: Array) -> Dataset:
-        """Itself: it has the examples with these indices already."""
-        del indices
-        return self
-
-
 def check_lengths(inputs: Any, targets: Any) -> None:
-    """Refuse arrays that are no data set: not numbers, not finite, or not one row per example."""
+    """Raise unless the arrays are finite numbers with one row per example."""
     num_inputs, num_targets = _check_arrays("inputs", inputs), _check_arrays("targets", targets)
     if num_inputs != num_targets:
         raise ValueError(
@@ -197,27 +147,12 @@ def _within(part: Any, largest: float) -> bool:
     return bool(np.all(np.abs(values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)) <= largest))
 
 
-def draw_batch(key: Key, dataset: Dataset, batch_size: int) -> Batch:
-    """`batch_size` examples drawn uniformly and independently, so with replacement.
-
-    The indices are global: which examples are drawn does not depend on how the data set is split.
-    """
-    return dataset.draw(key, batch_size)
-
-
-def draw_indices(key: Key, num_examples: int, batch_size: int, step: Array | int = 0) -> Array:
-    """Which examples a batch has: a function of the key and the step alone, wherever the examples are kept."""
-    if not threefry.applies(key, batch_size):
-        return jax.random.randint(jax.random.fold_in(key, step), (batch_size,), 0, num_examples)
-    return threefry.below(threefry.words(key, step, threefry.numbered((batch_size,))), num_examples)
-
-
 def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, dataset: Dataset, chunk_size: int) -> Carry:
-    """Fold over all examples, `chunk_size` at a time, each example exactly once; in order where they are not split.
+    """Fold over all examples, `chunk_size` at a time, each example exactly once.
 
-    `fold(carry, batch, mask)` gets batches of equal size; the last one overlaps the one before where P is not
-    divisible, and `mask` is False for the examples that were already seen. Of a data set that is split over devices,
-    every chunk takes the same number of examples from each.
+    `fold(carry, batch, mask)` receives batches of equal size. If P is not divisible, the last batch overlaps the one
+    before, and `mask` is False for the examples already visited. If the data are split over devices, every chunk takes
+    the same number of examples from each device.
     """
     num_shards = dataset.num_shards
     shard_size = dataset.num_examples // num_shards
@@ -231,10 +166,3 @@ def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, data
         return fold(carry, dataset.chunk(start, chunk_size), jnp.tile(mask, num_shards)), None
 
     return lax.scan(body, carry, jnp.arange(num_chunks))[0]
-
-
-def _shared_out(batch: Batch, dataset: Dataset) -> Batch:
-    """The batch, its examples shared out among the devices that share the data set."""
-    if dataset.mesh is None or dataset.mesh.shape["data"] == 1:
-        return batch
-    return lax.with_sharding_constraint(batch, NamedSharding(dataset.mesh, PartitionSpec("data")))
