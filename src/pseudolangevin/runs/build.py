@@ -23,7 +23,7 @@ from ..data import Dataset, StreamedDataset, tasks
 from ..models import FeedForward, feedforward
 from ..placement import Placement
 from ..samplers import SAMPLERS
-from .config import ConfigError, Files, FileStart, PlacementSettings, RandomStart, Settings
+from .config import ConfigError, Files, FileStart, RandomStart, Settings
 
 STATE_COPIES = 8  # copies of the weights that a chain needs at most: momenta, masses, variances, gradients, temporaries
 
@@ -61,14 +61,13 @@ class Experiment:
             weights = jax.vmap(lambda c: self.network.init(jax.random.fold_in(key, c)))(jnp.arange(num_chains))
         else:
             sampler, options = self.run.sampler, start.model_dump(exclude={"kind", "seed"})
-            placement = Placement() if self.settings.placement.kind == "one_device" else None
             with naming("start"):
                 weights = trained_starts(
                     sampler.potential,
                     sampler.dataset,
                     self.network.init,
                     num_starts=num_chains,
-                    placement=placement,
+                    placement=self.run.mesh or Placement(),
                     on_pause=on_pause,
                     key=key,
                     progress=progress,
@@ -124,7 +123,7 @@ def build(settings: Settings, *, check_start: bool = True) -> Experiment:
             num_chains=settings.num_chains,
             test=test,
             observe_examples=settings.recording.observe_examples,
-            placement=_placement(settings.placement, train, shape, settings),
+            placement=_placement(settings, train, shape),
         )
     experiment = Experiment(settings, network, run)
     if check_start and isinstance(settings.start, FileStart):
@@ -132,11 +131,10 @@ def build(settings: Settings, *, check_start: bool = True) -> Experiment:
     return experiment
 
 
-def _placement(asked: PlacementSettings, train: Dataset, weights: Weights, settings: Settings) -> Placement:
-    num_chains = settings.num_chains * len(settings.temperatures or [0.0])
-    placement = Placement(asked.chains or 1, asked.data or 1, asked.weights or 1)
-    if asked.kind == "automatic" and not asked.is_split:
-        placement = Placement.automatic(num_chains)
+def _placement(settings: Settings, train: Dataset, weights: Weights) -> Placement:
+    num_chains, parts = settings.num_chains * len(settings.temperatures or [0.0]), settings.placement
+    given = (parts.chains, parts.data, parts.weights)
+    placement = Placement(*(n or 1 for n in given)) if any(given) else Placement.automatic(num_chains)
     placement.check(num_chains, train.num_examples, weights)
     return placement
 

@@ -98,7 +98,7 @@ class Files(Section):
     def _one_source(self) -> Files:
         for prefix in ("", "test_"):
             given = tuple(getattr(self, prefix + key) is not None for key in ("file", "inputs", "targets"))
-            if given not in [(True, False, False), (False, True, True), (False, False, not prefix)]:
+            if given not in [(True, False, False), (False, True, True), *[(False,) * 3] * bool(prefix)]:
                 pair = f'{prefix}inputs = "x.npy" and {prefix}targets = "y.npy"'
                 raise ValueError(f'give either {prefix}file = "data.npz", or {pair}')
         if self.stream and self.file is not None:
@@ -360,7 +360,7 @@ def _take_unknown(data: dict[str, Any]) -> list[str]:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    same = [other for other in known if other.split(".")[-1] == name.split(".")[-1]]
+    same = [other for other in known if other.split(".")[-1] == name.rsplit(".", 1)[-1]]
     near = same or difflib.get_close_matches(name, known, 1, 0.75)
     listed = f"choose one of {', '.join(known)}" if len([*known]) < 10 else "see `pseudolangevin sample --print-config`"
     return f"did you mean {near[0]}?" if near else listed

@@ -1,4 +1,7 @@
-"""Runs in folders: start one, continue one, read one back."""
+"""Runs in folders: start one, continue one, read one back.
+
+All processes of a run execute the same functions; the first one holds the lock and writes the files.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,23 @@ import jax
 import numpy as np
 
 from .. import placement as hosts
-from ..chains import Record, Result, Run
+from ..chains import Record, Result
 from ..samplers.base import HEALTHY
 from . import config
 from .build import Experiment, build, naming
-from .config import PATH_KEYS, ConfigError, Settings
+from .config import PATHS, ConfigError, Settings
 from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, write_atomically
 from .store import CHUNK, Checkpoint, Checkpoints, Store, Writer, read_committed, trace_schema, weights_schema
 
 CHANGEABLE = (
     "num_steps",
     *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
-    *(f"placement.{key}" for key in ("kind", "chains", "data", "weights")),
+    *(f"placement.{key}" for key in ("chains", "data", "weights")),
 )  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
+FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start") for key in PATHS))
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
-READ_AT_ONCE = 2**16  # examples; a data set on disk need not fit into memory
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ def start(
         experiment = build(settings)
         if hosts.is_first():
             RunFolder.new(folder.path)
-    with _session(folder) as (_, stop_asked):
-        return _begin(folder, experiment, stop_asked, command, progress)
+    with _session(folder, command, progress) as session:
+        return session.begin(experiment)
 
 
 def resume(
@@ -113,37 +116,32 @@ def resume(
         progress: see `start`.
     """
     folder = RunFolder.existing(path)
-    with _session(folder) as (note, stop_asked):
+    checkpoints = Checkpoints(folder.checkpoints)
+    with _session(folder, command, progress) as session:
         with hosts.together():
             settings = _changed(folder, overrides)
-            committed = read_committed(folder)
-            experiment = build(settings, check_start=committed is None)
+            begun = read_committed(folder) is not None
+            experiment = build(settings, check_start=not begun)
             _check_unchanged(folder, experiment)
-        checkpoints = Checkpoints(folder.checkpoints)
-        if committed is None:
-            if any(checkpoints.steps()):
+            if not begun and any(checkpoints.steps()):
                 raise RunFolderError(f"{folder.committed} is missing; restore it from a copy")
-            _log(folder, "resumed before the first record: beginning again")
-            return _begin(folder, experiment, stop_asked, command, progress)
+        if not begun:
+            session.log("resumed before the first record: beginning again")
+            return session.begin(experiment)
         with hosts.together():
-            shapes = experiment.run.abstract_states(experiment.weights_shape)
-            at, states, damage = checkpoints.newest(shapes)
-            _open_stores(folder, experiment, shapes, at, committed)
-        notes = ([note] if note else []) + damage
-        with hosts.together():
+            at, states, damage, *_ = _restore(folder, experiment)
+            session.notes += damage
             if hosts.is_first():
-                for line in notes:
+                for line in session.notes:
                     folder.log(line)
                 if at.step < settings.num_steps:
                     noted = read_json(folder.provenance)
-                    session = describe_session(command or sys.argv) | {"from_step": at.step}
-                    noted["resumed"] = [*noted.get("resumed", []), session]
+                    noted["resumed"] = [*noted.get("resumed", []), session.describe() | {"from_step": at.step}]
                     write_atomically(folder.provenance, json.dumps(noted, indent=2))
                     folder.log(f"resumed from the checkpoint at step {at.step}")
                 write_atomically(folder.config, config.to_toml(settings))
                 checkpoints.clean(newer_than=at.step)
-        states = experiment.run.put(states)
-        return _continue(folder, experiment, states, at, stop_asked, progress, notes)
+        return session.proceed(experiment, experiment.run.put(states), at)
 
 
 def load(path: str | Path, *, samples: bool = True) -> Result:
@@ -154,130 +152,122 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
         samples: also read the kept weights into memory.
     """
     folder = RunFolder.existing(path)
-    settings = _read_settings(folder, ['placement={kind="one_device"}'])
+    settings = _read_settings(folder, ["placement={chains=1}"])
     _committed(folder)
     experiment = build(settings, check_start=False)
-    run, shapes = experiment.run, experiment.run.abstract_states(experiment.weights_shape)
-    at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
-    committed = _committed(folder)  # again: the run may continue meanwhile, and a checkpoint is made after its records
-    trace_store, weights_store = _open_stores(folder, experiment, shapes, at, committed)
+    run, shape = experiment.run, experiment.weights_shape
+    _, states, notes, trace_store, weights_store = _restore(folder, experiment)
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    records = trace_store.read(0, committed[0])
-    del records["step"], records["seconds"]
-    trace = run.trace(records, experiment.weights_shape, settings.record_every)
+    trace = run.trace(trace_store.read(without=("step", "seconds")), shape, settings.record_every)
     kept = None
-    if samples and weights_store is not None and committed[1]:
-        leaves = weights_store.read(0, committed[1])
-        del leaves["step"]
-        kept = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), list(leaves.values()))
+    if samples and weights_store is not None and weights_store.recorded:
+        kept = jax.tree.unflatten(jax.tree.structure(shape), [*weights_store.read(without=("step",)).values()])
         trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
     states = run.put(states)
     return Result(trace, run.split(states.weights), kept, states, run.sampler)
 
 
-def _begin(
-    folder: RunFolder,
-    experiment: Experiment,
-    stop_asked: Callable[[], bool],
-    command: Sequence[str] | None,
-    progress: bool | None,
-) -> Outcome:
-    settings, run = experiment.settings, experiment.run
-    noted = describe_session(command or sys.argv) | {"seed": settings.seed, **_hashes(experiment), "resumed": []}
-    with hosts.together():
-        if hosts.is_first():
-            write_atomically(folder.config, config.to_toml(settings))
-            write_atomically(folder.provenance, json.dumps(noted, indent=2))
-    _log(folder, f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
+@dataclass
+class _Session:
+    """A session that holds the lock of a run folder."""
 
-    def stop_if_asked() -> None:
-        if stop_asked():
-            raise _StopAskedError
+    folder: RunFolder
+    command: Sequence[str]
+    progress: bool | None
+    notes: list[str]
+    stop_asked: Callable[[], bool]
 
-    try:
-        weights = experiment.starting_weights(stop_if_asked, progress if hosts.is_first() else False)
-    except _StopAskedError:
-        _log(folder, "interrupted before the first step")
-        return Outcome(folder.path, 0, settings.num_steps, True)
-    with naming("start"):
-        states = run.start(weights, settings.seed)
-    complete = hosts.to_first(states)
-    with hosts.together():
+    def log(self, line: str) -> None:
         if hosts.is_first():
-            for leftover in (folder.trace, folder.weights, folder.checkpoints):
-                shutil.rmtree(leftover, ignore_errors=True)
-            Writer.create(folder, run, complete, settings)
-    return _continue(folder, experiment, states, Checkpoint(), stop_asked, progress, [])
+            self.folder.log(line)
+
+    def describe(self) -> dict[str, Any]:
+        return describe_session(self.command)
+
+    def begin(self, experiment: Experiment) -> Outcome:
+        """Sample from the first step on."""
+        folder, settings, run = self.folder, experiment.settings, experiment.run
+        noted = self.describe() | {"seed": settings.seed, **_hashes(experiment), "resumed": []}
+        with hosts.together():
+            if hosts.is_first():
+                write_atomically(folder.config, config.to_toml(settings))
+                write_atomically(folder.provenance, json.dumps(noted, indent=2))
+        self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
+
+        def on_pause() -> None:
+            if self.stop_asked():
+                raise _StopAskedError
+
+        try:
+            weights = experiment.starting_weights(on_pause, self.progress if hosts.is_first() else False)
+        except _StopAskedError:
+            self.log("interrupted before the first step")
+            return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
+        with naming("start"):
+            states = run.start(weights, settings.seed)
+        complete = hosts.to_first(states)
+        with hosts.together():
+            if hosts.is_first():
+                for leftover in (folder.trace, folder.weights, folder.checkpoints):
+                    shutil.rmtree(leftover, ignore_errors=True)
+                Writer.create(folder, run, complete, settings)
+        return self.proceed(experiment, states, Checkpoint())
+
+    def proceed(self, experiment: Experiment, states: Any, at: Checkpoint) -> Outcome:
+        """Sample from a checkpoint on."""
+        settings, run = experiment.settings, experiment.run
+        with hosts.together():
+            writer = Writer(self.folder, run, states, settings, at) if hosts.is_first() else None
+        last, interrupted = Record(at.step, states, None), self.stop_asked()
+        keep_every = settings.record_every * settings.recording.keep_weights_every
+        records = run.records(
+            states,
+            first=at.step,
+            stop=at.step if interrupted else settings.num_steps,
+            every=settings.record_every,
+            pause_every=settings.recording.checkpoint_every,
+            progress=self.progress if writer else False,
+        )
+        with closing(records):  # type: ignore[type-var]
+            for last in records:
+                kept = run.positions(last.states) if keep_every and last.step % keep_every == 0 else None
+                due = hosts.first_decides(writer is not None and writer.checkpoint_due(last.step))
+                complete = hosts.to_first(last.states) if due else None
+                with hosts.together():
+                    if writer:
+                        writer.add(last, kept)
+                    if writer and due:
+                        writer.checkpoint(last.step, complete)
+                if last.step < settings.num_steps and self.stop_asked():
+                    interrupted = True
+                    break
+        if hosts.first_decides(writer is not None and writer.saved_step != last.step):
+            complete = hosts.to_first(last.states)
+            with hosts.together():
+                if writer:
+                    writer.checkpoint(last.step, complete)
+        stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
+        seconds = writer.seconds if writer else 0.0
+        how = "interrupted" if interrupted else "ended"
+        self.log(f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
+        notes = tuple(self.notes)
+        return Outcome(self.folder.path, last.step, settings.num_steps, interrupted, stopped, seconds, notes, at.step)
 
 
 class _StopAskedError(Exception):
     """A stop was requested while the start was trained."""
 
 
-def _continue(
-    folder: RunFolder,
-    experiment: Experiment,
-    states: Any,
-    at: Checkpoint,
-    stop_asked: Callable[[], bool],
-    progress: bool | None,
-    notes: Sequence[str],
-) -> Outcome:
-    """Sample from a checkpoint on. All processes compute; the first one has the writer."""
-    settings, run = experiment.settings, experiment.run
-    with hosts.together():
-        writer = Writer(folder, run, states, settings, at) if hosts.is_first() else None
-    last, interrupted = Record(at.step, states, None), stop_asked()
-    records = run.records(
-        states,
-        first=at.step,
-        stop=at.step if interrupted else settings.num_steps,
-        every=settings.record_every,
-        pause_every=settings.recording.checkpoint_every,
-        progress=progress if writer else False,
-    )
-    keep_every = settings.record_every * settings.recording.keep_weights_every
-    with closing(records):  # type: ignore[type-var]
-        for last in records:
-            kept = hosts.to_first(_positions(run, last.states)) if keep_every and last.step % keep_every == 0 else None
-            due = hosts.first_decides(writer is not None and writer.checkpoint_due(last.step))
-            complete = hosts.to_first(last.states) if due else None
-            with hosts.together():
-                if writer:
-                    writer.add(last, kept)
-                    if due:
-                        writer.checkpoint(last.step, complete)
-            if stop_asked() and last.step < settings.num_steps:
-                interrupted = True
-                break
-    if hosts.first_decides(writer is not None and writer.saved_step != last.step):
-        complete = hosts.to_first(last.states)
-        with hosts.together():
-            if writer:
-                writer.checkpoint(last.step, complete)
-    stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
-    seconds = writer.seconds if writer else 0.0
-    how = "interrupted" if interrupted else "ended"
-    _log(folder, f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
-    return Outcome(
-        folder.path, last.step, settings.num_steps, interrupted, stopped, seconds, tuple(notes), first_step=at.step
-    )
-
-
-def _positions(run: Run, states: Any) -> Any:
-    return jax.vmap(run.sampler.position)(states)
-
-
 @contextmanager
-def _session(folder: RunFolder) -> Iterator[tuple[str | None, Callable[[], bool]]]:
-    """Hold the lock and log warnings, in the first process; gives a note, and whether any process was asked to stop."""
-    note = None
+def _session(folder: RunFolder, command: Sequence[str] | None, progress: bool | None) -> Iterator[_Session]:
+    """Lock the folder, log warnings, and stop on signals."""
+    notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(disk_errors(folder))
         with hosts.together():
-            if hosts.is_first():
-                note = stack.enter_context(locked(folder))
+            if hosts.is_first() and (note := stack.enter_context(locked(folder))):
+                notes.append(note)
         stop_asked = stack.enter_context(stop_on_signals())
         if hosts.is_first():
             stack.enter_context(warnings.catch_warnings())
@@ -288,19 +278,34 @@ def _session(folder: RunFolder) -> Iterator[tuple[str | None, Callable[[], bool]
                 show(message, *details, **more)
 
             warnings.showwarning = show_and_log
-        yield note, lambda: hosts.any_process(stop_asked())
-
-
-def _log(folder: RunFolder, line: str) -> None:
-    if hosts.is_first():
-        folder.log(line)
+        yield _Session(folder, command or sys.argv, progress, notes, lambda: hosts.any_process(stop_asked()))
 
 
 def _committed(folder: RunFolder) -> tuple[int, int]:
-    committed = read_committed(folder)
-    if committed is None:
-        raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
-    return committed
+    if committed := read_committed(folder):
+        return committed
+    raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
+
+
+def _restore(folder: RunFolder, experiment: Experiment) -> tuple[Checkpoint, Any, list[str], Store, Store | None]:
+    """Return the newest valid checkpoint, its states, notes on damage, and the stores of the trace and kept weights.
+
+    Raises an error if the files do not fit the configuration or each other.
+    """
+    settings, run = experiment.settings, experiment.run
+    every = settings.recording.keep_weights_every
+    shapes = run.abstract_states(experiment.weights_shape)
+    at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
+    records, kept = _committed(folder)  # read after the checkpoint, since a run that continues commits records first
+    trace = Store(folder.trace, trace_schema(run, shapes, settings), records)
+    trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
+    weights = Store(folder.weights, weights_schema(run, shapes, settings), kept) if every else None
+    wrong = kept != (records // every if every else 0) or at.records != at.step // settings.record_every
+    if wrong or at.records > records or at.kept > kept:
+        why = f"{folder.committed} gives {records} records and {kept} kept weights"
+        remedy = "restore the folder from a copy"
+        raise RunFolderError(f"{why}, which does not fit the checkpoint at step {at.step}; {remedy}")
+    return at, states, notes, trace, weights
 
 
 def _read_settings(folder: RunFolder, overrides: Sequence[str] = ()) -> Settings:
@@ -314,7 +319,7 @@ def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
     """Return the settings with overrides; raise if one of them would make another run."""
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key not in (*CHANGEABLE, *_paths()):
+        if key not in FREE:
             raise ConfigError([f"--set {override}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
     settings = config.parse(config.to_toml(_read_settings(folder)), overrides, folder=folder.path.resolve())
     done = Checkpoints(folder.checkpoints).steps()
@@ -324,24 +329,19 @@ def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def _paths() -> list[str]:
-    return [f"{section}.{key}" for section, keys in PATH_KEYS.items() for key in keys]
-
-
 def _hashes(experiment: Experiment) -> dict[str, str]:
     """Return SHA-256 hashes of the data, and of the settings that decide the chains and the layout of the files."""
-    data, dataset = hashlib.sha256(), experiment.run.sampler.dataset
-    parts = [part.batch for part in (dataset, experiment.run.test) if part is not None]
-    for leaf in jax.tree.leaves(parts):
+    data = hashlib.sha256()
+    sets = [dataset.batch for dataset in (experiment.run.sampler.dataset, experiment.run.test) if dataset is not None]
+    for leaf in jax.tree.leaves(sets):
         data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
-        array = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
-        for first in range(0, leaf.shape[0], READ_AT_ONCE):
-            data.update(np.ascontiguousarray(array[first : first + READ_AT_ONCE]).data)
+        array, at_once = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, 2**16
+        for first in range(0, leaf.shape[0], at_once):  # a data set on disk need not fit into memory
+            data.update(np.ascontiguousarray(array[first : first + at_once]).data)
     settings: dict[str, Any] = {}
     for name, value in experiment.settings.model_dump().items():
         settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
-    decisive = {name: value for name, value in settings.items() if name not in (*CHANGEABLE, *_paths())}
-    text = json.dumps(decisive, sort_keys=True)
+    text = json.dumps({name: value for name, value in settings.items() if name not in FREE}, sort_keys=True)
     return {"data_sha256": data.hexdigest(), "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
@@ -355,23 +355,6 @@ def _check_unchanged(folder: RunFolder, experiment: Experiment) -> None:
         raise RunFolderError(f"{folder.config} was changed since the run began; {remedy}")
     if noted.get("data_sha256") != hashes["data_sha256"]:
         raise RunFolderError(f"the data are not those that {folder.path} began with; put the files back as they were")
-
-
-def _open_stores(
-    folder: RunFolder, experiment: Experiment, shapes: Any, at: Checkpoint, committed: tuple[int, int]
-) -> tuple[Store, Store | None]:
-    """Open trace and kept weights; raise if they do not fit the configuration, the checkpoint or each other."""
-    settings, (records, kept) = experiment.settings, committed
-    every = settings.recording.keep_weights_every
-    trace = Store(folder.trace, trace_schema(experiment.run, shapes, settings), records)
-    trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
-    weights = Store(folder.weights, weights_schema(experiment.run, shapes, settings), kept) if every else None
-    wrong_count = kept != (records // every if every else 0) or at.records != at.step // settings.record_every
-    if wrong_count or at.records > records or at.kept > kept:
-        why = f"{folder.committed} gives {records} records and {kept} kept weights"
-        remedy = "restore the folder from a copy"
-        raise RunFolderError(f"{why}, which does not fit the checkpoint at step {at.step}; {remedy}")
-    return trace, weights
 
 
 @contextmanager
@@ -397,19 +380,19 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    descriptor = -1 if interactive else signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    wakeup = None if interactive else signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=_listen, args=(reader,), daemon=True)
     thread.start()
     try:
         yield lambda: asked
     finally:
-        if not interactive:
-            signal.set_wakeup_fd(descriptor)
+        if wakeup is not None:
+            signal.set_wakeup_fd(wakeup)
         os.close(writer)  # ends the thread
         thread.join()
         os.close(reader)
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -417,9 +400,8 @@ def _listen(reader: int) -> None:
     """Read the numbers of signals, one byte each, as they arrive."""
     seen = 0
     while number := os.read(reader, 1):
-        seen += number[0] in (signal.SIGINT, signal.SIGTERM)
-        if seen == 1:
-            print(STOPPING, file=sys.stderr, flush=True)
-        elif seen > 1:
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{ENDED}\n".encode())
+        if number[0] in (signal.SIGINT, signal.SIGTERM):
+            seen += 1
+            os.write(2, f"{STOPPING}\n".encode() if seen == 1 else f"\n{ENDED}\n".encode())
+        if seen > 1:
             os._exit(130)

@@ -13,7 +13,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -209,12 +209,13 @@ class Store:
             array[(slice(None),) * axis + (slice(self.recorded, stop),)] = values
         self.recorded, self._pending = stop, []
 
-    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Return the draws from `start` to `stop` of every array, in the order of the schema."""
-        values = {}
+    def read(self, start: int = 0, stop: int | None = None, without: Sequence[str] = ()) -> dict[str, np.ndarray]:
+        """Return the draws from `start` to `stop`, or to the last one, of the arrays in the order of the schema."""
+        values, draws = {}, slice(start, self.recorded if stop is None else stop)
         for name, (array, axis) in self._arrays.items():
-            with _damage(self.path / name):
-                values[name] = np.asarray(array[(slice(None),) * axis + (slice(start, stop),)])
+            if name not in without:
+                with _damage(self.path / name):
+                    values[name] = np.asarray(array[(slice(None),) * axis + (draws,)])
         return values
 
 
