@@ -187,8 +187,9 @@ class Store:
 
     def set_length(self, length: int) -> None:
         """Set the length of all arrays; until the end, the consolidated metadata have the old one, which is valid."""
-        for array, axis in self._arrays.values():
-            array.resize((*array.shape[:axis], length, *array.shape[axis + 1 :]))
+        if any(array.shape[axis] != length for array, axis in self._arrays.values()):
+            for array, axis in self._arrays.values():
+                array.resize((*array.shape[:axis], length, *array.shape[axis + 1 :]))
         _consolidate(self._group)
 
     def append(self, draw: Mapping[str, Any]) -> None:
