@@ -10,6 +10,7 @@ from .placement import Placement
 from .potential import Potential, Subset, classification, next_token, regression, subset
 from .samplers.adam import Adam as adam
 from .samplers.adam import best_weights
+from .samplers.balanced import BalancedLangevin as balanced_langevin
 from .samplers.base import Sampler, Status
 from .samplers.hybrid import HybridMonteCarlo as hybrid_monte_carlo
 from .samplers.hybrid import MinibatchHybridMonteCarlo as minibatch_hybrid_monte_carlo
@@ -58,6 +59,7 @@ __all__ = [
     "StreamedDataset",
     "Subset",
     "adam",
+    "balanced_langevin",
     "best_weights",
     "classification",
     "full_batch_langevin",

@@ -29,6 +29,7 @@ class Stream(IntEnum):
     BATCH = 3
     NOISE = 4
     FRICTION = 5
+    MEASURE = 6
 
 
 class FoldedKey(NamedTuple):

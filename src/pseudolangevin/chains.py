@@ -56,7 +56,7 @@ class Result:
     trace: xr.Dataset
     """Observables with dimensions (temperature, chain, draw) and the coordinate `step` along draw."""
     weights: Weights
-    """Final weights of every chain: the pytree with leading axes (temperature, chain)."""
+    """Final weights of every chain, at the same time as the records: leading axes (temperature, chain)."""
     samples: Weights | None
     """Kept weights, leading axes (temperature, chain, kept draw); None unless `keep_weights_every` was given."""
     states: Any
@@ -351,7 +351,7 @@ class Run:
                     states = _refresh(sampler, states)
                     due = self._next_refresh(states)
                 stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
-                states = self._advance(states, min(stops) - step, every)
+                states = self._advance(states, step, min(stops) - step, every)
                 step = min(stops)
                 if step % every == 0:
                     record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
@@ -374,17 +374,18 @@ class Run:
         """Return the first step at which any chain is due; read once per refresh, so that segments need not wait."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
-    def _advance(self, states: Any, num_steps: int, every: int) -> Any:
-        """Advance all chains by `num_steps`. Programs do not depend on the number of steps."""
+    def _advance(self, states: Any, step: int, num_steps: int, every: int) -> Any:
+        """Advance all chains from `step` by `num_steps`. Programs do not depend on the number of steps."""
         sampler = self._placed[0]
         if isinstance(sampler.dataset, StreamedDataset) and sampler.batch_size is not None:
             return self._advance_streamed(states, num_steps, every)
-        # On a GPU the host decides after every block whether to go on, which takes as long as a small step.
-        block = 1 if jax.default_backend() == "cpu" else sampler.steps_per_block
-        blocks, rest = divmod(num_steps, block)
-        if blocks:
-            states = _segment(sampler, states, blocks, block)
-        return _segment(sampler, states, rest, 1) if rest else states
+        # On a GPU the host decides after every block whether to go on, which takes as long as a small step. Blocks
+        # start at multiples of the sampler's cycle.
+        head = 0 if sampler.block == 1 else min(num_steps, -step % sampler.cycle)
+        blocks, rest = divmod(num_steps - head, sampler.block)
+        for length, block in ((head, 1), (blocks, sampler.block), (rest, 1)):
+            states = _segment(sampler, states, length, block) if length else states
+        return states
 
     def _advance_streamed(self, states: Any, num_steps: int, every: int) -> Any:
         """Advance all chains with mini-batches that are fetched while the chains run."""
@@ -417,7 +418,7 @@ class Run:
         else:
             trace = self.empty_trace(states, every)
         kept = None if samples is None else self.split(samples)
-        return Result(trace, self.split(states.weights), kept, states, self.sampler)
+        return Result(trace, self.split(_positions(self._placed[0], states)), kept, states, self.sampler)
 
     def abstract_states(self, weights: Weights) -> Any:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
@@ -463,10 +464,15 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) ->
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
-    if batches is None:
-        moved = jax.vmap(lambda state: sampler.segment(state, num_blocks, block))(states)
-    else:
-        moved = jax.vmap(lambda state, own: sampler.segment(state, num_blocks, block, own))(states, batches)
+    # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
+    running = states.status == Status.RUNNING
+    step = jnp.max(jnp.where(running, states.step, 0))
+
+    def one(state: Any, own: Any) -> Any:
+        return sampler.segment(state._replace(step=step), num_blocks, block, own)
+
+    moved = jax.vmap(one)(states, batches)
+    moved = moved._replace(step=jnp.where(running, moved.step, states.step))
     return keep_in_place(moved, sampler.dataset.mesh)
 
 

@@ -8,7 +8,7 @@ and U ≈ 0.2, plain float32 sums are not precise enough.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -51,6 +51,28 @@ def minibatch_gradient(
         with jax.default_matmul_precision(precision):
             gradient = jax.grad(potential.loss)(weights, batch)
     return potential.add_regularizer_gradient(weights, gradient)
+
+
+def covariance_product(
+    potential: Potential, weights: Weights, batch: Batch, precision: str | None = None
+) -> Callable[[Weights], tuple[Weights, Array]]:
+    """Return the product v ↦ Σ·v with the covariance Σ of the gradient of one example, estimated on a batch.
+
+    With slopes a_i = g_i·v for the gradients g_i of B examples, Σ·v = Σ_i (a_i − ā)·g_i/(B − 1): one Jacobian-vector
+    product of the per-example losses and one vector-Jacobian product, with no matrix and O(N) memory. Divide by S for
+    the covariance of the mean of S examples. The product also returns a_i − ā.
+    """
+    with jax.default_matmul_precision(precision):
+        losses, along = jax.linearize(lambda w: potential.per_example_loss(w, batch), weights)
+        back = jax.linear_transpose(along, weights)
+
+    def product(vector: Weights) -> tuple[Weights, Array]:
+        with jax.default_matmul_precision(precision):
+            slopes = along(vector)
+            slopes = slopes - jnp.mean(slopes)
+            return back(slopes / (losses.shape[0] - 1))[0], slopes
+
+    return product
 
 
 class ExactSums(NamedTuple):

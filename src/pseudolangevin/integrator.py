@@ -29,7 +29,7 @@ def step(
     gradient_at: Callable[[Weights], Weights],
     noise: Weights | None,
     masses: Weights,
-    variance: Weights,
+    variance: Weights | None,
     temperature: Array,
     momentum_retention: float,
     time_step: float | Array,
@@ -52,7 +52,7 @@ def half_step(
     gradient: Weights,
     noise: Weights | None,
     masses: Weights,
-    variance: Weights,
+    variance: Weights | None,
     temperature: Array,
     momentum_retention: float,
     time_step: float | Array,
@@ -66,7 +66,7 @@ def _kick(
     gradient: Weights,
     noise: Weights | None,
     masses: Weights,
-    variance: Weights,
+    variance: Weights | None,
     temperature: Array,
     retained: float,
     length: float | Array,
@@ -76,12 +76,13 @@ def _kick(
     if noise is None:
         return kicked
 
-    def thermalize(h: Array, m: Array, v: Array, xi: Array) -> Array:
+    def thermalize(h: Array, m: Array, xi: Array, v: Array | float = 0.0) -> Array:
         # At the limit 𝒯 = 1/(1 + c1²) the injected noise vanishes; rounding must not make its variance negative.
         injected = jnp.maximum((1 - retained**2) * m * temperature - length**2 * v, 0.0)
         return h + jnp.sqrt(injected) * xi
 
-    return jax.tree.map(thermalize, kicked, masses, variance, noise)
+    subtracted = () if variance is None else (variance,)
+    return jax.tree.map(thermalize, kicked, masses, noise, *subtracted)
 
 
 def full_step(half_step_momentum: Weights, gradient: Weights, time_step: float | Array) -> Weights:
@@ -96,10 +97,3 @@ def full_step(half_step_momentum: Weights, gradient: Weights, time_step: float |
 def maxwell_boltzmann(noise: Weights, masses: Weights, temperature: Array) -> Weights:
     """Return momenta √(M·T)·ξ."""
     return jax.tree.map(lambda xi, m: jnp.sqrt(m * temperature) * xi, noise, masses)
-
-
-def kinetic_temperature(momentum: Weights, masses: Weights) -> Array:
-    """Return ⟨p²/M⟩ over all weights, which equals T at equilibrium."""
-    ratios = jax.tree.map(lambda p, m: jnp.sum(p**2 / m), momentum, masses)
-    sizes = sum(leaf.size for leaf in jax.tree.leaves(momentum))
-    return sum(jax.tree.leaves(ratios), start=jnp.zeros(())) / float(sizes)

@@ -1,6 +1,7 @@
 """Samplers, one family per file; `base` holds the contract they share."""
 
 from .adam import Adam
+from .balanced import BalancedLangevin
 from .base import HEALTHY, Sampler, Status
 from .hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
 from .langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
@@ -8,6 +9,7 @@ from .langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
 SAMPLERS = {
     sampler.name: sampler
     for sampler in (
+        BalancedLangevin,
         PseudoLangevin,
         NaivePseudoLangevin,
         FullBatchLangevin,

@@ -103,7 +103,7 @@ class Sampler(ABC):
     batch_size: ClassVar[int | None] = None
     """Number of examples that every step draws; a field of the samplers that use mini-batches."""
     steps_per_block: ClassVar[int] = 1
-    """Number of steps that a GPU runs without asking the host whether to go on."""
+    """Number of steps that a GPU runs without asking the host whether to go on, about."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class as a pytree, and complete its docstring with the arguments of its bases."""
@@ -122,6 +122,16 @@ class Sampler(ABC):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         own = {name: value for name, value in values.items() if not isinstance(value, Potential | Dataset)}
         return {name: value if _is_plain(value) else "given" for name, value in own.items()}
+
+    @property
+    def cycle(self) -> int:
+        """Period of the step: steps with the same index modulo `cycle` do the same."""
+        return 1
+
+    @property
+    def block(self) -> int:
+        """Number of steps of a block of a segment: a multiple of `cycle` on a GPU, 1 on a CPU."""
+        return 1 if jax.default_backend() == "cpu" else self.cycle * max(1, self.steps_per_block // self.cycle)
 
     def check(self, weights: Weights) -> None:
         """Raise if the sampler was not made for weights of this structure, before anything is compiled."""
@@ -173,14 +183,16 @@ class Sampler(ABC):
         refresh and stops; see `state.status`.
         """
         stop = state.step + num_steps
-        block = 1 if jax.default_backend() == "cpu" else self.steps_per_block
 
         def piece(state: Any) -> Any:
             state = self.refresh_if_due(state)
             length = jnp.minimum(stop, self.next_refresh(state)) - state.step
-            if block > 1:
-                state = self.segment(state, length // block, block)
-            return self.segment(state, length % block if block > 1 else length)
+            if self.block > 1:
+                head = jnp.minimum(length, -state.step % self.cycle)
+                state = self.segment(state, head)
+                state = self.segment(state, (length - head) // self.block, self.block)
+                length = (length - head) % self.block
+            return self.segment(state, length)
 
         return lax.while_loop(lambda s: (s.step < stop) & (s.status == Status.RUNNING), piece, state)
 
@@ -199,18 +211,21 @@ class Sampler(ABC):
         Args:
             state: state of one chain.
             num_blocks: number of blocks; may be a traced value.
-            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on.
+            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on. If it is
+                not 1, the segment must start at a multiple of `cycle`.
             batches: mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
-        step = self._step_unless_stopped(state)
+        guarded = self._unless_stopped(state)
 
         def one(index: Array, moved: Any) -> Any:
             if batches is None:
-                return step(moved, self.draw(moved))
-            return step(moved, self.dataset.decode(jax.tree.map(lambda array: array[index], batches)))  # type: ignore[attr-defined]
+                batch = self.draw(moved)
+            else:
+                batch = self.dataset.decode(jax.tree.map(lambda array: array[index], batches))  # type: ignore[attr-defined]
+            return guarded(lambda s: self.step(s, batch), moved)
 
-        def many(index: Array, moved: Any) -> Any:
-            return lax.scan(lambda s, _: (one(index, s), None), moved, length=block)[0]
+        def many(_: Array, moved: Any) -> Any:
+            return lax.scan(lambda s, _: (guarded(self.run_cycle, s), None), moved, length=block // self.cycle)[0]
 
         moved = self.pack(state)._replace(key=FoldedKey.of(state.key))
         moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, moved)
@@ -224,12 +239,17 @@ class Sampler(ABC):
         """Return the state as it was before `pack`."""
         return state
 
-    def _step_unless_stopped(self, state: Any) -> Callable[[Any, Batch | None], Any]:
-        """Return the step; for a very large chain that has stopped, the identity."""
+    def run_cycle(self, state: Any) -> Any:
+        """Return the state after `cycle` steps from a multiple of `cycle`; without conditionals, which delay a GPU."""
+        return self.step(state, self.draw(state))
+
+    @staticmethod
+    def _unless_stopped(state: Any) -> Callable[[Callable[[Any], Any], Any], Any]:
+        """Return a function that applies a step; for a very large chain that has stopped, the state is kept."""
         if trees.num_weights(state.weights) < VERY_LARGE:
-            return self.step
+            return lambda step, moved: step(moved)
         running = state.status == Status.RUNNING
-        return lambda s, batch: trees.select(running, self.step(s, batch), s)
+        return lambda step, moved: trees.select(running, step(moved), moved)
 
 
 def _unless_broken(state: Any, moved: Any) -> Any:

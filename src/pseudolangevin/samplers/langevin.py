@@ -59,6 +59,8 @@ class LangevinState(NamedTuple):
     """Share of the masses that the last refresh raised."""
     num_refreshes: Array
     num_resets: Array
+    warmup_end: Array
+    """Step at which the masses were fixed; -1 before, and 0 for samplers without such a warm-up."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -115,6 +117,7 @@ class Langevin(Sampler):
             raised_share=jnp.zeros(()),
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
+            warmup_end=jnp.zeros((), jnp.int32),
         )
         return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
 
@@ -126,11 +129,15 @@ class Langevin(Sampler):
             lambda w: trees.pack_like(w, self.gradient(trees.unpack(w), batch)),
             normal_like(stream_key(state.key, Stream.NOISE), state.weights, state.step),
             state.masses,
-            state.gradient_variance,
+            self.subtracted(state),
             state.temperature,
             **self.dynamics,
         )
         return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
+
+    def subtracted(self, state: LangevinState) -> Weights | None:
+        """Return the variance that the injected noise is reduced by; None for no reduction."""
+        return state.gradient_variance
 
     def draw_momentum(self, key: Key, state: LangevinState) -> Weights:
         """Return Maxwell–Boltzmann momenta, taken half a step forward."""
@@ -141,7 +148,7 @@ class Langevin(Sampler):
         gradient = self.gradient(state.weights, batch)
         xi = normal_like(noise_key, state.weights)
         return integrator.half_step(
-            momentum, gradient, xi, state.masses, state.gradient_variance, state.temperature, **self.dynamics
+            momentum, gradient, xi, state.masses, self.subtracted(state), state.temperature, **self.dynamics
         )
 
     def pack(self, state: LangevinState) -> LangevinState:
@@ -156,18 +163,38 @@ class Langevin(Sampler):
         """Return the state with tensors."""
         return state._replace(**{name: trees.unpack(getattr(state, name)) for name in PER_WEIGHT})
 
+    def position(self, state: LangevinState) -> Weights:
+        """Return w + (δt/2)·h/M, the weights in the middle of the next drift.
+
+        On a quadratic potential their covariance is T/k for any stable time step, mass and friction; the covariance of
+        the weights at the end of a drift is too large by 1/(1 − (ωδt)²/4).
+        """
+        return integrator.drift(state.weights, state.half_step_momentum, state.masses, 0.5 * self.time_step)
+
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return the kinetic temperature."""
-        momentum = integrator.full_step(state.half_step_momentum, exact_gradient, self.time_step)
-        return {"kinetic_temperature": integrator.kinetic_temperature(momentum, state.masses)}
+        """Return the kinetic temperature ⟨p·p'/M⟩, with momenta p and p' at the time of the weights.
+
+        The half kicks of p and p' are from two independent mini-batches, so that their noise averages to zero and no
+        pass over all examples is needed. With the exact gradient p and p' are the same.
+        """
+        del exact_gradient  # it belongs to another time
+        momenta = []
+        for key in jax.random.split(
+            key_for(state.key, Stream.MEASURE, state.step), 1 if self.batch_size is None else 2
+        ):
+            batch = None if self.batch_size is None else self.dataset.draw(key, self.batch_size)
+            gradient = self.gradient(state.weights, batch)
+            momenta.append(integrator.full_step(state.half_step_momentum, gradient, self.time_step))
+        products = jax.tree.map(lambda p, q, m: jnp.sum(p * q / m), momenta[0], momenta[-1], state.masses)
+        num = float(trees.num_weights(state.weights))
+        return {"kinetic_temperature": sum(jax.tree.leaves(products), start=jnp.zeros(())) / num}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FullBatchLangevin(Langevin):
     """Langevin dynamics with the exact gradient, integrated as by Bussi and Parrinello (eq:BussiParrinello).
 
-    It samples exp(−U/T) for δt → 0. On a quadratic potential of frequency ω the variance of a weight is too large by
-    1/(1 − (ωδt)²/4), and nothing else is wrong.
+    It samples exp(−U/T) for δt → 0. On a quadratic potential, records are exact for any stable δt; see `position`.
 
     Args:
         masses: one number, or a pytree shaped like the weights (for example from a pseudo-Langevin run).
@@ -408,65 +435,33 @@ class NaivePseudoLangevin(MinibatchLangevin):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class PseudoLangevin(MinibatchLangevin):
-    """Pseudo-Langevin dynamics, the paper's sampler: samples exp(−U/T) with mini-batch gradients.
-
-    Masses are set from the measured variance 𝒱 of the mini-batch gradient, so that the mini-batch noise is the share
-    𝒯 = `temperature_ratio` of the thermal noise of every component (eq:LTRLimit). The injected noise is reduced by
-    that share (eq:PseudoLangevinIntegrator). The distribution is right in the limit 𝒯 → 0, c1 → 1; the bias at finite
-    𝒯 comes from the correlations between components of the mini-batch noise, which are not corrected, and, about a
-    third of it at 𝒯 = 0.1, from the time step.
-
-    At every refresh 𝒱 is measured again. Masses whose 𝒯_i exceeds `max_temperature_ratio` are raised to it and their
-    momenta redrawn, or, with probability `reset_probability`, all masses are set and all momenta redrawn.
+class NoiseMassLangevin(MinibatchLangevin):
+    """Mini-batch Langevin dynamics whose masses are set from the measured noise.
 
     Args:
-        temperature_ratio: 𝒯, the ratio that masses are set to; at most 1/(1 + c1²).
-        max_temperature_ratio: 𝒯max, the ratio above which a mass is raised; default: `temperature_ratio`.
-        reset_probability: ρ_reset, the probability that a refresh sets all masses and redraws all momenta. Resets more
-            frequent than the relaxation time bias the samples towards a large 𝒱; with 0, masses are only raised.
-        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each of them is a reset. 𝒱
-            grows by orders of magnitude while a trained start thermalises, and masses set at the start would be far too
-            light by the first regular refresh. 0 is the paper's scheme.
         mass_floor: masses are at least those of this share of the tensor's mean 𝒱. The floor keeps the chain finite
             when a unit that was silent for every example becomes active; a larger floor slows quiet weights.
         max_regularizer_frequency: masses are at least such that the regulariser alone oscillates with ω·δt ≤ this.
         masses_per: "weight", or "row" or "tensor" to save memory; a group's mass is that of its noisiest weight.
-
-    Example:
-        >>> sampler = pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)  # doctest: +SKIP
-        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
     """
 
     time_step: float = 1.0
-    temperature_ratio: float = 0.01
+    temperature_ratio: float
     max_temperature_ratio: float | None = None
-    reset_probability: float = 0.1
-    warmup_refreshes: int = 3  # type: ignore[misc]
     mass_floor: float = 0.01
     max_regularizer_frequency: float = 0.1
     masses_per: masses.Granularity = "weight"  # type: ignore[misc]
-    name: ClassVar[str] = "pseudo_langevin"
 
     def __post_init__(self) -> None:
         """Validate the settings."""
         super().__post_init__()
-        limit = 1 / (1 + self.momentum_retention**2)
-        ratios = {"temperature_ratio": self.temperature_ratio, "max_temperature_ratio": self.ratio_limit}
-        for name, ratio in ratios.items():
+        for name, ratio in (("temperature_ratio", self.temperature_ratio), ("max_temperature_ratio", self.ratio_limit)):
             check_positive(name, ratio)
-            if ratio > limit:
-                raise ValueError(
-                    f"{name} = {ratio:g} exceeds 1/(1+c1²) = {limit:.4g}, where mini-batch noise alone exceeds the "
-                    "thermal noise; lower it (0.01 is the paper's value); to move faster raise batch_size instead"
-                )
         if self.ratio_limit < self.temperature_ratio:
             raise ValueError(
                 f"max_temperature_ratio = {self.ratio_limit:g} is below temperature_ratio = "
                 f"{self.temperature_ratio:g}: every mass would be raised at once; raise the first or lower the second"
             )
-        check_interval("reset_probability", self.reset_probability, 0, 1, "it is a probability")
-        check_integer("warmup_refreshes", self.warmup_refreshes, minimum=0, maximum=10)
         check_interval("mass_floor", self.mass_floor, 0, 1, "it is a share of the tensor's mean variance")
         if self.mass_floor == 0 and not self.potential.regularizes_every_weight:
             raise ValueError(
@@ -501,6 +496,52 @@ class PseudoLangevin(MinibatchLangevin):
     def _guarded(self, measured: Weights) -> Weights:
         """Return the variance that masses are set from: floored, and that of the noisiest weight of each group."""
         return masses.by_group(jnp.max, masses.floor_variance(measured, self.mass_floor), self.masses_per)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PseudoLangevin(NoiseMassLangevin):
+    """Pseudo-Langevin dynamics, the paper's sampler: samples exp(−U/T) with mini-batch gradients.
+
+    Masses are set from the measured variance 𝒱 of the mini-batch gradient, so that the mini-batch noise is the share
+    𝒯 = `temperature_ratio` of the thermal noise of every component (eq:LTRLimit). The injected noise is reduced by
+    that share (eq:PseudoLangevinIntegrator). The distribution is right in the limit 𝒯 → 0, c1 → 1; the bias at finite
+    𝒯 comes from the correlations between components of the mini-batch noise, which are not corrected, and, about a
+    third of it at 𝒯 = 0.1, from the time step.
+
+    At every refresh 𝒱 is measured again. Masses whose 𝒯_i exceeds `max_temperature_ratio` are raised to it and their
+    momenta redrawn, or, with probability `reset_probability`, all masses are set and all momenta redrawn.
+
+    Args:
+        temperature_ratio: 𝒯, the ratio that masses are set to; at most 1/(1 + c1²).
+        max_temperature_ratio: 𝒯max, the ratio above which a mass is raised; default: `temperature_ratio`.
+        reset_probability: ρ_reset, the probability that a refresh sets all masses and redraws all momenta. Resets more
+            frequent than the relaxation time bias the samples towards a large 𝒱; with 0, masses are only raised.
+        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each of them is a reset. 𝒱
+            grows by orders of magnitude while a trained start thermalises, and masses set at the start would be far too
+            light by the first regular refresh. 0 is the paper's scheme.
+
+    Example:
+        >>> sampler = pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)  # doctest: +SKIP
+        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
+    """
+
+    temperature_ratio: float = 0.01
+    reset_probability: float = 0.1
+    warmup_refreshes: int = 3  # type: ignore[misc]
+    name: ClassVar[str] = "pseudo_langevin"
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
+        limit = 1 / (1 + self.momentum_retention**2)
+        for name, ratio in (("temperature_ratio", self.temperature_ratio), ("max_temperature_ratio", self.ratio_limit)):
+            if ratio > limit:
+                raise ValueError(
+                    f"{name} = {ratio:g} exceeds 1/(1+c1²) = {limit:.4g}, where mini-batch noise alone exceeds the "
+                    "thermal noise; lower it (0.01 is the paper's value); to move faster raise batch_size instead"
+                )
+        check_interval("reset_probability", self.reset_probability, 0, 1, "it is a probability")
+        check_integer("warmup_refreshes", self.warmup_refreshes, minimum=0, maximum=10)
 
     def refresh(self, state: LangevinState) -> LangevinState:
         """Measure 𝒱 again; raise masses that have become too light, or reset all masses and momenta."""
