@@ -28,6 +28,7 @@ output_activation = "identity"
 [potential]
 weight_decay = 1.0
 [sampler]
+name = "pseudo_langevin"
 batch_size = 10
 refresh_every = 40
 warmup_refreshes = 0

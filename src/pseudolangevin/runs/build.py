@@ -178,11 +178,11 @@ def _load(file: str) -> Any:
     try:
         if Path(file).is_dir():
             return zarr.open_array(file, mode="r")
-        loaded = np.load(file, mmap_mode="r", allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            return dict(loaded)
+        with Path(file).open("rb") as stream:
+            if stream.read(6) == b"\x93NUMPY":
+                return np.load(file, mmap_mode="r", allow_pickle=False)
+            stream.seek(0)
+            return dict(np.load(stream, allow_pickle=False))
     except OSError as error:
         why = f"cannot be read: {error.strerror or error}; give the path of a .npz or .npy file"
         raise ValueError(f"{file} {why}") from None

@@ -31,9 +31,16 @@ MAX_RECORDS = 10_000_000
 DEFAULT_RECORDS, DEFAULT_RECORD_EVERY = 40, 15_000  # a record takes as long as 100 steps or so: at most 5 % of the run
 PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder")  # keys of task and start
 
+ASCII = str.maketrans(
+    {"𝒱": "gradient variance", "𝒯": "temperature ratio", "δ": "d", "γ": "gamma", "ω": "omega", "ρ": "rho", "λ": "lambda"}
+    | {"Δ": "d", "Σ": "sum ", "√": "sqrt", "∇": "grad ", "≤": "<=", "≈": "~", "…": "...", "⁻": "^-", "→": "->"}
+    | dict(zip("·−×–⁺ᵏ¹⁴⟨⟩ξμ", "*-x-+k14<>xm", strict=True))
+)  # printed text has no other characters than these
+
 Count = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 File = Annotated[str, Field(min_length=1)]
+Precision = Literal["default", "high", "highest", "tensorfloat32", "bfloat16"]
 
 
 class ConfigError(ValueError):
@@ -63,10 +70,10 @@ def section_of(
     described = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
     fields: dict[str, Any] = {tag: (Literal[name], Field(name))}
     for key, parameter in inspect.signature(function).parameters.items():
-        hint = _toml_type(hints[key])
+        hint = Precision | None if key == "precision" else _toml_type(hints[key])
         if hint is not None and key not in skip:
             default = more.pop(key, parameter.default)
-            description = " ".join(described.get(key, "").split()).rstrip(".")
+            description = " ".join(described.get(key, "").split()).rstrip(".").translate(ASCII)
             fields[key] = (hint, Field(... if default is inspect.Parameter.empty else default, description=description))
     return create_model("".join(word.title() for word in name.split("_")), __base__=Section, **fields, **more)
 

@@ -367,7 +367,8 @@ def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
     """Return the records (or the `last` ones) of a run that may still be written; None if they cannot be read."""
     folder = RunFolder(Path(path))
     try:
-        with xr.open_zarr(folder.trace, chunks=None) as lazy:
+        consolidated = "consolidated_metadata" in (folder.trace / "zarr.json").read_text()
+        with xr.open_zarr(folder.trace, chunks=None, consolidated=consolidated) as lazy:
             length = lazy.sizes["draw"]
             count = min(length, (read_committed(folder) or (length, 0))[0])
             return lazy.isel(draw=slice(max(0, count - (last or count)), count)).load()
