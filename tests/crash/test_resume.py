@@ -18,7 +18,7 @@ import zarr.storage._local as zarr_files
 
 import pseudolangevin as pl
 from pseudolangevin.runs import folder, session, store
-from pseudolangevin.runs.folder import DiskFullError, RunFolder, RunFolderError
+from pseudolangevin.runs.folder import RunFolder, RunFolderError
 from pseudolangevin.runs.store import Checkpoints, Writer, read_committed, read_trace
 from tests.runs.conftest import build_once
 from tests.runs.small_runs import assert_same_run, small_settings, snapshot
@@ -145,7 +145,7 @@ def test_full_disk(tmp_path, finished, monkeypatch, fault_at):
     faults = Faults(monkeypatch, OSError(28, "No space left on device"))
     path = tmp_path / "run"
     faults.at = fault_at
-    with pytest.raises(DiskFullError, match=r"no space left.*free some space, then `pseudolangevin resume"):
+    with pytest.raises(RunFolderError, match=r"no space left.*free some space, then `pseudolangevin resume"):
         session.start(small_settings(), path, progress=False)
     faults.at = None
     if (path / "committed.json").exists():
@@ -164,7 +164,7 @@ def test_full_file_system(tmp_path, finished):
         pytest.skip("cannot mount a file system here")
     try:
         (disk / "ballast").write_bytes(bytes(200_000))
-        with pytest.raises(DiskFullError, match="no space left"):
+        with pytest.raises(RunFolderError, match="no space left"):
             session.start(small_settings(), disk / "run", progress=False)
         (disk / "ballast").unlink()
         subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)

@@ -9,7 +9,6 @@ import socket
 import pytest
 
 from pseudolangevin.runs.folder import (
-    LockedError,
     RunFolder,
     RunFolderError,
     check_writable,
@@ -25,7 +24,7 @@ def test_a_second_writer_is_rejected(tmp_path):
     with locked(folder) as note:
         assert note is None
         named = f"in use by process {os.getpid()} on {socket.gethostname()}"
-        with pytest.raises(LockedError, match=named), locked(folder):
+        with pytest.raises(RunFolderError, match=named), locked(folder):
             pass
         assert json.loads(folder.lock.read_text())["pid"] == os.getpid()
     assert folder.lock.read_text() == ""
@@ -47,7 +46,7 @@ def test_a_stale_lock_is_taken_over(tmp_path, text):
 def test_the_lock_of_another_machine_counts(tmp_path):
     folder = RunFolder(tmp_path)
     folder.lock.write_text('{"pid": 3, "host": "elsewhere", "started": "then"}')
-    with pytest.raises(LockedError, match=r"process 3 on elsewhere.*delete"), locked(folder):
+    with pytest.raises(RunFolderError, match=r"process 3 on elsewhere.*delete"), locked(folder):
         pass
     assert "elsewhere" in folder.lock.read_text()
 

@@ -46,12 +46,7 @@ class Experiment:
         return self.network.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))
 
     def starting_weights(self, on_pause: Callable[[], object] | None = None, progress: bool | None = None) -> Weights:
-        """Return the weights at step 0, as `sample` takes them.
-
-        Args:
-            on_pause: function called now and then while a start is trained; an exception that it raises ends that.
-            progress: show a progress bar of the training; default: when the output is a terminal.
-        """
+        """Return the weights at step 0, as `sample` takes them; `on_pause` and `progress` as in `trained_starts`."""
         start, num_chains = self.settings.start, self.settings.num_chains
         if isinstance(start, FileStart):
             with naming("start.file"):
@@ -60,19 +55,11 @@ class Experiment:
         if isinstance(start, RandomStart):
             weights = jax.vmap(lambda c: self.network.init(jax.random.fold_in(key, c)))(jnp.arange(num_chains))
         else:
-            sampler, options = self.run.sampler, start.model_dump(exclude={"kind", "seed"})
+            options = start.model_dump(exclude={"kind", "seed"}) | {"key": key, "num_starts": num_chains}
+            options |= {"placement": self.run.mesh or Placement(), "on_pause": on_pause, "progress": progress}
             with naming("start"):
-                weights = trained_starts(
-                    sampler.potential,
-                    sampler.dataset,
-                    self.network.init,
-                    num_starts=num_chains,
-                    placement=self.run.mesh or Placement(),
-                    on_pause=on_pause,
-                    key=key,
-                    progress=progress,
-                    **options,
-                )
+                sampler = self.run.sampler
+                weights = trained_starts(sampler.potential, sampler.dataset, self.network.init, **options)
         return jax.tree.map(lambda w: w[None], weights)
 
     def _read_weights(self, file: str) -> Weights:
@@ -98,10 +85,8 @@ class Experiment:
 def build(settings: Settings, *, check_start: bool = True) -> Experiment:
     """Make everything that the settings describe, and check that it fits together; nothing is written or compiled.
 
-    Args:
-        settings: what to make.
-        check_start: also read a start from its file, so that an error comes before a folder is made. A run that has
-            begun needs no start any more, and the file may be gone.
+    With `check_start`, a start is also read from its file, so that an error comes before a folder is made. A run that
+    has begun needs no start any more, and the file may be gone.
     """
     _check_memory(settings)
     with naming("task"):
@@ -117,14 +102,9 @@ def build(settings: Settings, *, check_start: bool = True) -> Experiment:
     with naming("sampler"):
         sampler = SAMPLERS[settings.sampler.name](potential, train, **settings.sampler.model_dump(exclude={"name"}))
     with naming(""):
-        run = Run(
-            sampler,
-            temperatures=settings.temperatures,
-            num_chains=settings.num_chains,
-            test=test,
-            observe_examples=settings.recording.observe_examples,
-            placement=_placement(settings, train, shape),
-        )
+        chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
+        observed = {"test": test, "observe_examples": settings.recording.observe_examples}
+        run = Run(sampler, **chains, **observed, placement=_placement(settings, train, shape))  # type: ignore[arg-type]
     experiment = Experiment(settings, network, run)
     if check_start and isinstance(settings.start, FileStart):
         experiment.starting_weights()
@@ -184,12 +164,11 @@ def _load(file: str) -> Any:
             stream.seek(0)
             return dict(np.load(stream, allow_pickle=False))
     except OSError as error:
-        why = f"cannot be read: {error.strerror or error}; give the path of a .npz or .npy file"
-        raise ValueError(f"{file} {why}") from None
+        remedy = "give the path of a .npz or .npy file"
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}; {remedy}") from None
     except Exception as error:  # damaged files fail in many ways
-        why = " ".join(str(error).split()) or type(error).__name__
-        remedy = "save it again with numpy"
-        raise ValueError(f"{file} is not a valid .npz or .npy file of plain numbers: {why}; {remedy}") from None
+        why = f"is not a valid .npz or .npy file of plain numbers: {error or type(error).__name__}"
+        raise ValueError(f"{file} {why}; save it again with numpy") from None
 
 
 def _check_memory(settings: Settings) -> None:

@@ -31,8 +31,18 @@ MAX_RECORDS = 10_000_000
 DEFAULT_RECORDS, DEFAULT_RECORD_EVERY = 40, 15_000  # a record takes as long as 100 steps or so: at most 5 % of the run
 PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder")  # keys of task and start
 
+NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress", "validate_every", "patience")
+SPINS = "the class vectors and the examples; 6 is close to the paper's data"
 ASCII = str.maketrans(
-    {"𝒱": "gradient variance", "𝒯": "temperature ratio", "δ": "d", "γ": "gamma", "ω": "omega", "ρ": "rho", "λ": "lambda"}
+    {
+        "𝒱": "gradient variance",
+        "𝒯": "temperature ratio",
+        "δ": "d",
+        "γ": "gamma",
+        "ω": "omega",
+        "ρ": "rho",
+        "λ": "lambda",
+    }
     | {"Δ": "d", "Σ": "sum ", "√": "sqrt", "∇": "grad ", "≤": "<=", "≈": "~", "…": "...", "⁻": "^-", "→": "->"}
     | dict(zip("·−×–⁺ᵏ¹⁴⟨⟩ξμ", "*-x-+k14<>xm", strict=True))
 )  # printed text has no other characters than these
@@ -185,28 +195,16 @@ def _seed(default: int, description: str) -> Any:
 CHOICES: dict[str, dict[str, type[Section]]] = {
     "task": {
         "spin_vectors": section_of(
-            tasks.spin_vectors,
-            "kind",
-            "spin_vectors",
-            num_train=55_800,
-            num_test=10_044,
-            seed=_seed(6, "the class vectors and the examples; 6 is close to the paper's data"),
+            tasks.spin_vectors, "kind", "spin_vectors", num_train=55_800, num_test=10_044, seed=_seed(6, SPINS)
         ),
-        "fashion_mnist": section_of(
-            tasks.fashion_mnist, "kind", "fashion_mnist", seed=_seed(0, "the random projection")
-        ),
-        "idx": section_of(tasks.idx, "kind", "idx", seed=_seed(0, "the random projection")),
+        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", seed=_seed(0, "the projection")),
+        "idx": section_of(tasks.idx, "kind", "idx", seed=_seed(0, "the projection")),
         "files": Files,
     },
-    "sampler": {name: section_of(cls, "name", name, ("validate_every", "patience")) for name, cls in SAMPLERS.items()},
+    "sampler": {name: section_of(cls, "name", name, NOT_IN_FILES) for name, cls in SAMPLERS.items()},
     "start": {
         "adam": section_of(
-            trained_starts,
-            "kind",
-            "adam",
-            ("num_starts", "untrained", "max_seconds", "key", "progress"),
-            num_steps=2_000,
-            seed=_seed(0, "the random weights and the training"),
+            trained_starts, "kind", "adam", NOT_IN_FILES, num_steps=2_000, seed=_seed(0, "the weights and the training")
         ),
         "random": RandomStart,
         "file": FileStart,
@@ -427,9 +425,7 @@ def _literals(hint: Any) -> list[str]:
 
 def _entry(name: str, value: Any, description: str | None, choices: Iterable[str] = ()) -> list[str]:
     text = f"# {name} =" if value is None else f"{name} = {_toml(value)}"
-    comment = "; ".join(
-        [*([f"one of {', '.join(choices)}"] if choices else []), *([description] if description else [])]
-    )
+    comment = "; ".join(filter(None, [f"one of {', '.join(choices)}" if choices else "", description]))
     if len(text) + len(comment) < 110:
         return [f"{text}  # {comment}" if comment else text]
     return [*("# " + line for line in textwrap.wrap(comment, 110, break_on_hyphens=False)), text]
@@ -440,8 +436,5 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(item)}' for key, item in value.items())} }}"
-    return (
-        json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        if isinstance(value, str | bool)
-        else repr(value)
-    )
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
+    return text.replace("\x7f", "\\u007f")

@@ -31,19 +31,10 @@ from typing import Any, BinaryIO
 import jax
 
 PACKAGES = ("pseudolangevin", "jax", "jaxlib", "numpy", "optax", "xarray", "zarr")
-HARMLESS = {"lock", "log.txt"}  # files that a folder in which no run has begun may contain
 
 
 class RunFolderError(ValueError):
     """Error about a run folder that cannot be used; the message is one line with the remedy."""
-
-
-class DiskFullError(RunFolderError):
-    """Error about a disk without space for what should have been written."""
-
-
-class LockedError(RunFolderError):
-    """Error about a run folder that another process is writing to."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +74,15 @@ class RunFolder:
         if "config.toml" in contents:
             remedy = f"continue it with `pseudolangevin resume {path}`, or choose another --out"
             raise RunFolderError(f"{path} already contains a run; {remedy}")
-        if contents - HARMLESS:
-            raise RunFolderError(f"{path} is not empty ({min(contents - HARMLESS)} is there); choose another --out")
+        if contents - {"lock", "log.txt"}:
+            raise RunFolderError(f"{path} is not empty ({min(contents)} is there); choose another --out")
         return folder
 
     def log(self, line: str) -> None:
         """Append a line with the time; an error in writing it does not stop a run."""
         try:
             with self.log_file.open("a", encoding="utf-8") as file:
-                file.write(f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}  {line}\n")
+                file.write(f"{_now(' ')}  {line}\n")
         except OSError:
             pass
 
@@ -121,12 +112,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the run folder; raise if it is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged ({' '.join(str(error).split())}); restore it from a copy") from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path} is damaged (not a JSON object); restore it from a copy")
     return value
 
 
@@ -158,7 +149,7 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
         resume = f"then `pseudolangevin resume {folder.path}`"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = "no space left on the disk; what was recorded is safe"
-            raise DiskFullError(f"{folder.path}: {why}: free some space, {resume}") from error
+            raise RunFolderError(f"{folder.path}: {why}: free some space, {resume}") from error
         where, why = error.filename or folder.path, error.strerror or error
         raise RunFolderError(f"{where}: {why}; make the folder writable, {resume}") from error
 
@@ -176,12 +167,12 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _holder(descriptor)[1]
-            raise LockedError(f"{folder.path} is in use by {holder}; wait for it to end, or stop it") from None
+            raise RunFolderError(f"{folder.path} is in use by {holder}; wait for it to end, or stop it") from None
         host, holder = _holder(descriptor)
         if host not in (None, socket.gethostname()):
             # The file system may not share locks between machines, so text of another machine counts as a lock.
             remedy = f"wait for it, or, if that process has ended, delete {folder.lock}"
-            raise LockedError(f"{folder.path} is locked by {holder}; {remedy}")
+            raise RunFolderError(f"{folder.path} is locked by {holder}; {remedy}")
         here = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(here).encode(), 0)
@@ -204,25 +195,11 @@ def _holder(descriptor: int) -> tuple[str | None, str]:
 
 def describe_session(command: Sequence[str]) -> dict[str, Any]:
     """Return what is noted about every session: time, command, versions and devices."""
-    device = jax.devices()[0]
-    return {
-        "started": _now(),
-        "command": list(command),
-        "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
-        "device": device.device_kind,
-        "backend": device.platform,
-        "num_devices": jax.device_count(),
-        "num_processes": jax.process_count(),
-    }
+    versions = {one.name: one.version for one in metadata.distributions() if one.name in PACKAGES}
+    device, count = jax.devices()[0], {"num_devices": jax.device_count(), "num_processes": jax.process_count()}
+    noted = {"started": _now(), "command": list(command), "versions": {"python": platform.python_version()} | versions}
+    return noted | {"device": device.device_kind, "backend": device.platform} | count
 
 
-def version_of(package: str) -> str:
-    """Return the installed version, or "unknown" if the package is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+def _now(separator: str = "T") -> str:
+    return datetime.now().astimezone().isoformat(separator, timespec="seconds")

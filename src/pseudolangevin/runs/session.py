@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ CHANGEABLE = (
 FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start") for key in PATHS))
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
+Command = Sequence[str] | None
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
 
 
@@ -50,14 +51,10 @@ class Outcome:
     step: int
     num_steps: int
     interrupted: bool
-    stopped_chains: int = 0
-    """Number of chains that broke down: not finite, or without noise."""
-    seconds: float = 0.0
-    """Seconds of sampling, in all sessions."""
-    notes: tuple[str, ...] = ()
-    """What a person should know: a stale lock that was taken over, a damaged checkpoint."""
-    first_step: int = 0
-    """Step at which the session began."""
+    stopped_chains: int = 0  # chains that broke down: not finite, or without noise
+    seconds: float = 0.0  # of sampling, in all sessions
+    notes: tuple[str, ...] = ()  # what a person should know: a stale lock that was taken over, a damaged checkpoint
+    first_step: int = 0  # step at which the session began
 
     @property
     def nothing_to_do(self) -> bool:
@@ -77,9 +74,7 @@ class Outcome:
         return hosts.is_first()
 
 
-def start(
-    settings: Settings, path: str | Path, *, command: Sequence[str] | None = None, progress: bool | None = None
-) -> Outcome:
+def start(settings: Settings, path: str | Path, *, command: Command = None, progress: bool | None = None) -> Outcome:
     """Sample into a new run folder.
 
     Args:
@@ -98,11 +93,7 @@ def start(
 
 
 def resume(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    command: Sequence[str] | None = None,
-    progress: bool | None = None,
+    path: str | Path, overrides: Sequence[str] = (), *, command: Command = None, progress: bool | None = None
 ) -> Outcome:
     """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
 
@@ -136,7 +127,10 @@ def resume(
                     folder.log(line)
                 if at.step < settings.num_steps:
                     noted = read_json(folder.provenance)
-                    noted["resumed"] = [*noted.get("resumed", []), session.describe() | {"from_step": at.step}]
+                    noted["resumed"] = [
+                        *noted.get("resumed", []),
+                        describe_session(session.command) | {"from_step": at.step},
+                    ]
                     write_atomically(folder.provenance, json.dumps(noted, indent=2))
                     folder.log(f"resumed from the checkpoint at step {at.step}")
                 write_atomically(folder.config, config.to_toml(settings))
@@ -164,8 +158,7 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
     if samples and weights_store is not None and weights_store.recorded:
         kept = jax.tree.unflatten(jax.tree.structure(shape), [*weights_store.read(without=("step",)).values()])
         trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
-    states = run.put(states)
-    return Result(trace, run.split(states.weights), kept, states, run.sampler)
+    return replace(run.result(run.put(states), [], every=settings.record_every), trace=trace, samples=kept)
 
 
 @dataclass
@@ -182,13 +175,10 @@ class _Session:
         if hosts.is_first():
             self.folder.log(line)
 
-    def describe(self) -> dict[str, Any]:
-        return describe_session(self.command)
-
     def begin(self, experiment: Experiment) -> Outcome:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
-        noted = self.describe() | {"seed": settings.seed, **_hashes(experiment), "resumed": []}
+        noted = describe_session(self.command) | _hashes(experiment) | {"seed": settings.seed, "resumed": []}
         with hosts.together():
             if hosts.is_first():
                 write_atomically(folder.config, config.to_toml(settings))
@@ -220,15 +210,10 @@ class _Session:
         with hosts.together():
             writer = Writer(self.folder, run, states, settings, at) if hosts.is_first() else None
         last, interrupted = Record(at.step, states, None), self.stop_asked()
-        keep_every = settings.record_every * settings.recording.keep_weights_every
-        records = run.records(
-            states,
-            first=at.step,
-            stop=at.step if interrupted else settings.num_steps,
-            every=settings.record_every,
-            pause_every=settings.recording.checkpoint_every,
-            progress=self.progress if writer else False,
-        )
+        every, keep_every = settings.record_every, settings.record_every * settings.recording.keep_weights_every
+        stop, pause = at.step if interrupted else settings.num_steps, settings.recording.checkpoint_every
+        show = self.progress if writer else False
+        records = run.records(states, first=at.step, stop=stop, every=every, pause_every=pause, progress=show)
         with closing(records):  # type: ignore[type-var]
             for last in records:
                 kept = run.positions(last.states) if keep_every and last.step % keep_every == 0 else None
@@ -251,8 +236,8 @@ class _Session:
         seconds = writer.seconds if writer else 0.0
         how = "interrupted" if interrupted else "ended"
         self.log(f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
-        notes = tuple(self.notes)
-        return Outcome(self.folder.path, last.step, settings.num_steps, interrupted, stopped, seconds, notes, at.step)
+        ended = (last.step, settings.num_steps, interrupted, stopped, seconds)
+        return Outcome(self.folder.path, *ended, tuple(self.notes), at.step)
 
 
 class _StopAskedError(Exception):
@@ -260,7 +245,7 @@ class _StopAskedError(Exception):
 
 
 @contextmanager
-def _session(folder: RunFolder, command: Sequence[str] | None, progress: bool | None) -> Iterator[_Session]:
+def _session(folder: RunFolder, command: Command, progress: bool | None) -> Iterator[_Session]:
     """Lock the folder, log warnings, and stop on signals."""
     notes: list[str] = []
     with ExitStack() as stack:
@@ -378,30 +363,28 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked = True
 
+    def listen() -> None:
+        seen = 0
+        while number := os.read(reader, 1):  # the number of a signal as it arrives
+            seen += number[0] in handlers
+            if number[0] in handlers:
+                os.write(2, f"{STOPPING}\n".encode() if seen == 1 else f"\n{ENDED}\n".encode())
+            if seen > 1:
+                os._exit(130)
+
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    wakeup = None if interactive else signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    thread = threading.Thread(target=_listen, args=(reader,), daemon=True)
+    handlers = {int(number): signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    wakeup = -1 if interactive else signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     try:
         yield lambda: asked
     finally:
-        if wakeup is not None:
+        if not interactive:
             signal.set_wakeup_fd(wakeup)
         os.close(writer)  # ends the thread
         thread.join()
         os.close(reader)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _listen(reader: int) -> None:
-    """Read the numbers of signals, one byte each, as they arrive."""
-    seen = 0
-    while number := os.read(reader, 1):
-        if number[0] in (signal.SIGINT, signal.SIGTERM):
-            seen += 1
-            os.write(2, f"{STOPPING}\n".encode() if seen == 1 else f"\n{ENDED}\n".encode())
-        if seen > 1:
-            os._exit(130)

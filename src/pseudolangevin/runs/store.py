@@ -33,7 +33,7 @@ from .folder import RunFolder, RunFolderError, read_json, replaced, write_atomic
 CHUNK = 128  # records per file of an observable
 LARGE_CHUNK = 1 << 27  # bytes above which every chain has files of its own
 BUFFER = 1 << 26  # bytes of draws that wait in memory, or a single draw if that is larger
-FLUSH_SECONDS = 1.0
+FILL = {"f": np.nan, "b": False}  # values that stand for no record; integers: -1
 MAX_SHARE = 0.01  # of the time of a run for writing records, and as much for checkpoints: slow writes become rarer
 
 
@@ -97,16 +97,14 @@ class Checkpoints:
         with np.load(file, allow_pickle=False) as archive:
             meta = json.loads(archive["meta"].tobytes())
             arrays = {name: archive[name] for name in archive.files if name != "meta"}
+        if {f"states.{name}" for name, _ in named_leaves(like)} != set(arrays):
+            raise ValueError("its arrays are not those of this sampler")
         prng, leaves = meta.pop("prng"), []
         for name, leaf in named_leaves(like):  # on the host: the placement decides which device gets which part
-            value: Any = arrays.pop(f"states.{name}")
-            value = jax.random.wrap_key_data(jnp.asarray(value), impl=prng) if _is_key(leaf) else value
-            if value.shape != leaf.shape or value.dtype != leaf.dtype:
-                found, expected = f"{value.shape} and type {value.dtype}", f"{leaf.shape} and {leaf.dtype}"
-                raise ValueError(f"{name} has shape {found}, not {expected}")
-            leaves.append(value)
-        if arrays:
-            raise ValueError(f"it has arrays that this sampler has not: {', '.join(arrays)}")
+            value: Any = arrays[f"states.{name}"]
+            leaves.append(jax.random.wrap_key_data(jnp.asarray(value), impl=prng) if _is_key(leaf) else value)
+            if (leaves[-1].shape, leaves[-1].dtype) != (leaf.shape, leaf.dtype):
+                raise ValueError(f"{name} has shape {value.shape} and type {value.dtype}, not those of this run")
         return Checkpoint(**meta), jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _remove(self, step: int) -> None:
@@ -144,46 +142,36 @@ class Store:
 
     def __init__(self, path: Path, schema: xr.Dataset, recorded: int, mode: Literal["r", "r+"] = "r") -> None:
         """Open the arrays of `schema`, an example without draws, behind the first `recorded` draws."""
-        self.path, self.recorded = path, recorded
-        self._pending: list[dict[str, np.ndarray]] = []
+        self.path, self.recorded, self._pending = path, recorded, list[dict[str, np.ndarray]]()
         self._arrays: dict[str, tuple[Any, int]] = {}
         with _damage(path):
             self._group = zarr.open_group(path, mode=mode, zarr_format=3, use_consolidated=False)
-        for name, variable in schema.data_vars.items():
-            axis = _draw_axis(variable)
-            with _damage(path / str(name)):
-                array: Any = self._group[str(name)]
+        for key, variable in schema.data_vars.items():
+            name, axis = str(key), _draw_axis(variable)
+            with _damage(path / name):
+                array: Any = self._group[name]
                 length = array.shape[axis] if array.ndim == variable.ndim else -1
-            expected = _with_length(variable, length)
-            if array.shape != expected or length < recorded or array.dtype != variable.dtype:
+            if array.shape != _with_length(variable, length) or length < recorded or array.dtype != variable.dtype:
                 wanted = f"{_with_length(variable, recorded)} or longer, and type {variable.dtype}"
                 why = f"has shape {array.shape} and type {array.dtype}, where config.toml requires {wanted}"
-                raise RunFolderError(f"{path / str(name)} {why}; restore both from a copy")
-            self._arrays[str(name)] = (array, axis)
+                raise RunFolderError(f"{path / name} {why}; restore both from a copy")
+            self._arrays[name] = (array, axis)
 
     @staticmethod
     def create(path: Path, schema: xr.Dataset, length: int, chunk: int) -> None:
         """Make the arrays with `chunk` draws per file, and the coordinates; single draws are not compressed."""
-        fixed = schema.drop_vars([*schema.data_vars, *(n for n, c in schema.coords.items() if _draw_axis(c) >= 0)])
-        text = {name: c.astype(object) for name, c in fixed.coords.items() if c.dtype.kind == "U"}
-        fixed.assign_coords(text).to_zarr(path, mode="w", zarr_format=3, consolidated=False)
-        group = zarr.open_group(path, mode="r+", zarr_format=3, use_consolidated=False)
-        group.update_attributes({"coordinates": "step seconds"})
+        encoding: dict[Any, Any] = {}
         for name, variable in schema.data_vars.items():
             chunks = [max(1, size) for size in _with_length(variable, chunk)]
             if math.prod(chunks) * variable.dtype.itemsize > LARGE_CHUNK:
                 chunks[:2] = 1, 1
-            group.create_array(
-                str(name),
-                shape=_with_length(variable, length),
-                chunks=tuple(chunks),
-                dtype=variable.dtype,
-                fill_value={"f": np.nan, "b": False}.get(variable.dtype.kind, -1),
-                compressors="auto" if chunk > 1 else None,  # weights are noise, which compression does not shorten
-                dimension_names=[str(dim) for dim in variable.dims],
-                attributes=dict(variable.attrs),
-            )
-        _consolidate(group)
+            encoding[name] = {"chunks": tuple(chunks), "fill_value": FILL.get(variable.dtype.kind, -1)}
+            if chunk == 1:
+                encoding[name]["compressors"] = ()  # weights are noise, which compression does not shorten
+        text = {name: values.astype(object) for name, values in schema.coords.items() if values.dtype.kind == "U"}
+        schema = schema.drop_vars("draw", errors="ignore").assign_attrs(coordinates="step seconds")
+        schema.assign_coords(text).to_zarr(path, mode="w", zarr_format=3, consolidated=False, encoding=encoding)
+        Store(path, schema, 0, "r+").set_length(length)
 
     def set_length(self, length: int) -> None:
         """Set the length of all arrays; until the end, the consolidated metadata have the old one, which is valid."""
@@ -196,8 +184,7 @@ class Store:
         """Take one draw, with one leading axis over all chains; it is on disk after `flush`."""
         copy = {}  # in the final type: the buffers of the chains are used again by the next segment
         for name, (array, axis) in self._arrays.items():
-            shape = (*array.shape[:axis], *array.shape[axis + 1 :])
-            copy[name] = np.array(draw[name], array.dtype).reshape(shape)
+            copy[name] = np.array(draw[name], array.dtype).reshape((*array.shape[:axis], *array.shape[axis + 1 :]))
         self._pending.append(copy)
         if len(self._pending) * sum(value.nbytes for value in copy.values()) > BUFFER:
             self.flush()
@@ -278,7 +265,7 @@ class Writer:
         if recording.keep_weights_every:
             self._weights = Store(folder.weights, weights_schema(run, states, settings), at.kept, "r+")
             self._weights.set_length(settings.num_records // recording.keep_weights_every)
-        self._flushing, self._saving = _Pace(FLUSH_SECONDS), _Pace(recording.checkpoint_seconds)
+        self._flushing, self._saving = _Pace(1.0), _Pace(recording.checkpoint_seconds)
         self._every, self._began = recording.checkpoint_every, time.monotonic()
         self._records, self.saved_step = at.records, at.step
 
