@@ -63,7 +63,9 @@ def assert_same_run(left: Path, right: Path) -> None:
         for name in ours.keys() - {"seconds"}:
             assert ours[name].dtype == theirs[name].dtype
             text = ours[name].dtype.kind in "OT"
-            same = ours[name].tolist() == theirs[name].tolist() if text else ours[name].tobytes() == theirs[name].tobytes()
+            same = (
+                ours[name].tolist() == theirs[name].tolist() if text else ours[name].tobytes() == theirs[name].tobytes()
+            )
             assert same, f"{store}/{name} differs"
 
 

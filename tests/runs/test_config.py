@@ -155,11 +155,17 @@ def test_bad_overrides(override):
     [
         ("[task]\nnum_train = 2000000000\ndimension = 2000000000", "need about .* GB, and this machine has"),
         ("[network]\nsizes = [100, 2000000000, 10]", "network.sizes, num_chains and temperatures need about"),
-        (TINY + "[sampler]\nname = 'pseudo_langevin'\ntemperature_ratio = 0.7", "sampler: temperature_ratio = 0.7 exceeds"),
+        (
+            TINY + "[sampler]\nname = 'pseudo_langevin'\ntemperature_ratio = 0.7",
+            "sampler: temperature_ratio = 0.7 exceeds",
+        ),
         ("temperatures = [1e-5, -1.0]\n" + TINY, r"^temperatures = -1.0 is not positive; exp\(-U/T\) needs T > 0"),
         ("temperatures = [1e300]\n" + TINY, "beyond single precision"),
         ("temperatures = [1e-5, 1e-5]\n" + TINY, "repeats a value; use num_chains"),
-        ("temperatures = [1.0]\n" + TINY + "[sampler]\nname = 'adam'\nbatch_size = 4", "adam has no temperature; leave it out"),
+        (
+            "temperatures = [1.0]\n" + TINY + "[sampler]\nname = 'adam'\nbatch_size = 4",
+            "adam has no temperature; leave it out",
+        ),
         (TINY + "[sampler]\nbatch_size = 41", "sampler: batch_size = 41 must be an integer between 2 and 40"),
         (
             TINY.replace("[4, 2]", "[5, 2]"),
@@ -256,7 +262,12 @@ class TestOwnData:
         [
             (None, None, float, "must have exactly the arrays"),
             ((), (), int, "has dtype int"),
-            ((3, 2), (3, 2), float, r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*network.sizes"),
+            (
+                (3, 2),
+                (3, 2),
+                float,
+                r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*network.sizes",
+            ),
             ((2,), (2,), float, "layer1.bias has shape"),
             ((2, 2), (), float, "layer1.kernel has shape"),
             ((), (2, 2), float, "layer1.kernel has shape"),

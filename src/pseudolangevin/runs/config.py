@@ -267,6 +267,11 @@ class Settings(Section):
         """Number of records of the complete run."""
         return self.num_steps // self.record_every
 
+    @property
+    def num_kept(self) -> int:
+        """Number of kept weights of the complete run."""
+        return self.num_records // self.recording.keep_weights_every if self.recording.keep_weights_every else 0
+
 
 def _default_interval(num_steps: int) -> int:
     return max(1, min(DEFAULT_RECORD_EVERY, num_steps // DEFAULT_RECORDS))

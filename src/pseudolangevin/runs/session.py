@@ -29,7 +29,7 @@ from . import config
 from .build import Experiment, build, naming
 from .config import PATHS, ConfigError, Settings
 from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, write_atomically
-from .store import CHUNK, Checkpoint, Checkpoints, Store, Writer, read_committed, trace_schema, weights_schema
+from .store import CHUNK, Checkpoint, Checkpoints, Store, Writer, open_stores, read_committed
 
 CHANGEABLE = (
     "num_steps",
@@ -111,7 +111,7 @@ def resume(
     with _session(folder, command, progress) as session:
         with hosts.together():
             settings = _changed(folder, overrides)
-            begun = read_committed(folder) is not None
+            begun = folder.committed.exists()
             experiment = build(settings, check_start=not begun)
             _check_unchanged(folder, experiment)
             if not begun and any(checkpoints.steps()):
@@ -147,7 +147,7 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
     """
     folder = RunFolder.existing(path)
     settings = _read_settings(folder, ["placement={chains=1}"])
-    _committed(folder)
+    read_committed(folder)
     experiment = build(settings, check_start=False)
     run, shape = experiment.run, experiment.weights_shape
     _, states, notes, trace_store, weights_store = _restore(folder, experiment)
@@ -155,7 +155,7 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
         warnings.warn(note, stacklevel=2)
     trace = run.trace(trace_store.read(without=("step", "seconds")), shape, settings.record_every)
     kept = None
-    if samples and weights_store is not None and weights_store.recorded:
+    if samples and weights_store.recorded:
         kept = jax.tree.unflatten(jax.tree.structure(shape), [*weights_store.read(without=("step",)).values()])
         trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
     return replace(run.result(run.put(states), [], every=settings.record_every), trace=trace, samples=kept)
@@ -266,25 +266,20 @@ def _session(folder: RunFolder, command: Command, progress: bool | None) -> Iter
         yield _Session(folder, command or sys.argv, progress, notes, lambda: hosts.any_process(stop_asked()))
 
 
-def _committed(folder: RunFolder) -> tuple[int, int]:
-    if committed := read_committed(folder):
-        return committed
-    raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
-
-
-def _restore(folder: RunFolder, experiment: Experiment) -> tuple[Checkpoint, Any, list[str], Store, Store | None]:
+def _restore(folder: RunFolder, experiment: Experiment) -> tuple[Checkpoint, Any, list[str], Store, Store]:
     """Return the newest valid checkpoint, its states, notes on damage, and the stores of the trace and kept weights.
 
     Raises an error if the files do not fit the configuration or each other.
     """
     settings, run = experiment.settings, experiment.run
-    every = settings.recording.keep_weights_every
     shapes = run.abstract_states(experiment.weights_shape)
     at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
-    records, kept = _committed(folder)  # read after the checkpoint, since a run that continues commits records first
-    trace = Store(folder.trace, trace_schema(run, shapes, settings), records)
+    records, kept = read_committed(
+        folder
+    )  # read after the checkpoint, since a run that continues commits records first
+    trace, weights = open_stores(folder, run, shapes, settings, (records, kept))
     trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
-    weights = Store(folder.weights, weights_schema(run, shapes, settings), kept) if every else None
+    every = settings.recording.keep_weights_every
     wrong = kept != (records // every if every else 0) or at.records != at.step // settings.record_every
     if wrong or at.records > records or at.kept > kept:
         why = f"{folder.committed} gives {records} records and {kept} kept weights"

@@ -235,19 +235,24 @@ def _consolidate(group: zarr.Group) -> None:
         zarr.consolidate_metadata(group.store)
 
 
-def trace_schema(run: Run, states: Any, settings: Settings) -> xr.Dataset:
-    """Return trace.zarr without draws, from the states of the chains or their shapes."""
+def open_stores(
+    folder: RunFolder, run: Run, states: Any, settings: Settings, counts: Sequence[int], mode: Literal["r", "r+"] = "r"
+) -> tuple[Store, Store]:
+    """Open the trace and the kept weights; `states` are those of the chains, or their shapes."""
+    trace, weights = _schemas(run, states, settings)
+    return Store(folder.trace, trace, counts[0], mode), Store(folder.weights, weights, counts[1], mode)
+
+
+def _schemas(run: Run, states: Any, settings: Settings) -> tuple[xr.Dataset, xr.Dataset]:
+    """Return trace.zarr and weights.zarr without draws."""
     trace = run.empty_trace(states, settings.record_every).reset_coords("step")
-    return trace.assign(seconds=("draw", np.zeros(0), {"long_name": "seconds of sampling, in all sessions"}))
-
-
-def weights_schema(run: Run, states: Any, settings: Settings) -> xr.Dataset:
-    """Return weights.zarr without draws, from the states of the chains or their shapes."""
-    variables: dict[str, Any] = {"step": ("kept_draw", np.zeros(0, np.int64))}
+    trace = trace.assign(seconds=("draw", np.zeros(0), {"long_name": "seconds of sampling, in all sessions"}))
+    weights: dict[str, Any] = {"step": ("kept_draw", np.zeros(0, np.int64))}
     for name, leaf in named_leaves(states.weights):
         dims = ("temperature", "chain", "kept_draw", *(f"{name}_{axis}" for axis in range(leaf.ndim - 1)))
-        variables[name] = (dims, np.zeros((*run.shape, 0, *leaf.shape[1:]), settings.recording.weights_dtype))
-    return xr.Dataset(variables, {"temperature": list(run.temperatures), "chain": np.arange(run.num_chains)})
+        weights[name] = (dims, np.zeros((*run.shape, 0, *leaf.shape[1:]), settings.recording.weights_dtype))
+    coords = {"temperature": list(run.temperatures), "chain": np.arange(run.num_chains)}
+    return trace, xr.Dataset(weights, coords)
 
 
 class Writer:
@@ -255,29 +260,21 @@ class Writer:
 
     def __init__(self, folder: RunFolder, run: Run, states: Any, settings: Settings, at: Checkpoint) -> None:
         """Open the files of a run at a checkpoint; what was written after it will be written again."""
-        recording = settings.recording
-        self._folder, self._at = folder, at
-        self._checkpoints = Checkpoints(folder.checkpoints, recording.keep_checkpoints)
+        self._folder, self._at, self._recording = folder, at, settings.recording
         _write_committed(folder, at.records, at.kept)  # first, since draws beyond may be cut off
-        self._trace = Store(folder.trace, trace_schema(run, states, settings), at.records, "r+")
+        self._trace, self._weights = open_stores(folder, run, states, settings, (at.records, at.kept), "r+")
         self._trace.set_length(settings.num_records)
-        self._weights = None
-        if recording.keep_weights_every:
-            self._weights = Store(folder.weights, weights_schema(run, states, settings), at.kept, "r+")
-            self._weights.set_length(settings.num_records // recording.keep_weights_every)
-        self._flushing, self._saving = _Pace(1.0), _Pace(recording.checkpoint_seconds)
-        self._every, self._began = recording.checkpoint_every, time.monotonic()
-        self._records, self.saved_step = at.records, at.step
+        self._weights.set_length(settings.num_kept)
+        self._flushing, self._saving = _Pace(1.0), _Pace(self._recording.checkpoint_seconds)
+        self._began, self._records, self.saved_step = time.monotonic(), at.records, at.step
 
     @staticmethod
     def create(folder: RunFolder, run: Run, states: Any, settings: Settings) -> None:
         """Make the files of a new run, committed.json last."""
-        recording, num_records = settings.recording, settings.num_records
+        trace, weights = _schemas(run, states, settings)
         Checkpoints(folder.checkpoints).save(Checkpoint(), states)
-        Store.create(folder.trace, trace_schema(run, states, settings), num_records, CHUNK)
-        if recording.keep_weights_every:
-            num_kept = num_records // recording.keep_weights_every
-            Store.create(folder.weights, weights_schema(run, states, settings), num_kept, 1)
+        Store.create(folder.trace, trace, settings.num_records, CHUNK)
+        Store.create(folder.weights, weights, settings.num_kept, 1)
         _write_committed(folder, 0, 0)
 
     @property
@@ -287,14 +284,15 @@ class Writer:
 
     def checkpoint_due(self, step: int) -> bool:
         """Return whether a checkpoint is due at this step."""
-        return self._saving.due() if self._every is None else step % self._every == 0
+        every = self._recording.checkpoint_every
+        return self._saving.due() if every is None else step % every == 0
 
     def add(self, record: Record, kept: Weights | None) -> None:
         """Take a record, and weights to keep; they are on disk after at most a second or so."""
         if record.observables is None:
             return
         self._trace.append(record.observables | {"step": record.step, "seconds": self.seconds})
-        if self._weights is not None and kept is not None:
+        if kept is not None:
             self._weights.append(dict(named_leaves(kept)) | {"step": record.step})
         self._records += 1
         if self._flushing.due() or self._records % CHUNK == 0:
@@ -302,24 +300,18 @@ class Writer:
 
     def flush(self) -> None:
         """Write all records, then their number."""
-        began = time.monotonic()
-        self._trace.flush()
-        if self._weights is not None:
+        with self._flushing.timed():
+            self._trace.flush()
             self._weights.flush()
-        _write_committed(self._folder, self._trace.recorded, self._kept)
-        self._flushing.done(time.monotonic() - began)
+            _write_committed(self._folder, self._trace.recorded, self._weights.recorded)
 
     def checkpoint(self, step: int, states: Any) -> None:
         """Write all records, then the states."""
         self.flush()
-        began = time.monotonic()
-        self._checkpoints.save(Checkpoint(step, self._trace.recorded, self._kept, self.seconds), states)
+        with self._saving.timed():
+            at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
+            Checkpoints(self._folder.checkpoints, self._recording.keep_checkpoints).save(at, states)
         self.saved_step = step
-        self._saving.done(time.monotonic() - began)
-
-    @property
-    def _kept(self) -> int:
-        return self._weights.recorded if self._weights is not None else 0
 
 
 class _Pace:
@@ -331,14 +323,18 @@ class _Pace:
     def due(self) -> bool:
         return time.monotonic() - self._last >= self._interval
 
-    def done(self, seconds: float) -> None:
-        self._interval, self._last = max(self._interval, seconds / MAX_SHARE), time.monotonic()
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._last = time.monotonic()
+        self._interval = max(self._interval, (self._last - began) / MAX_SHARE)
 
 
-def read_committed(folder: RunFolder) -> tuple[int, int] | None:
-    """Return the numbers of complete records and kept weights, or None if the run has not begun."""
+def read_committed(folder: RunFolder) -> tuple[int, int]:
+    """Return the numbers of complete records and kept weights; raise if the run has not begun."""
     if not folder.committed.exists():
-        return None
+        raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
     value = read_json(folder.committed)
     counts = value.get("records"), value.get("kept")
     if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
@@ -356,8 +352,7 @@ def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
     try:
         consolidated = "consolidated_metadata" in (folder.trace / "zarr.json").read_text()
         with xr.open_zarr(folder.trace, chunks=None, consolidated=consolidated) as lazy:
-            length = lazy.sizes["draw"]
-            count = min(length, (read_committed(folder) or (length, 0))[0])
+            count = read_committed(folder)[0] if folder.committed.exists() else lazy.sizes["draw"]
             return lazy.isel(draw=slice(max(0, count - (last or count)), count)).load()
     except Exception:  # a store that is being made fails in many ways
         return None
