@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import json
 import math
 import re
@@ -232,12 +233,14 @@ class Settings(Section):
     )
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
-    network: Network = Field(Network(), description="the network")
-    potential: PotentialSettings = Field(PotentialSettings(), description="U of the distribution exp(-U/T)")
+    network: Network = Field(default_factory=Network, description="the network")
+    potential: PotentialSettings = Field(
+        default_factory=PotentialSettings, description="U of the distribution exp(-U/T)"
+    )
     sampler: _one_of("sampler") = Field(description="the method")  # type: ignore[valid-type]
     start: _one_of("start") = Field(description="the weights at step 0")  # type: ignore[valid-type]
-    recording: Recording = Field(Recording(), description="what is written, and how often")
-    placement: Devices = Field(Devices(), description="the devices")
+    recording: Recording = Field(default_factory=Recording, description="what is written, and how often")
+    placement: Devices = Field(default_factory=Devices, description="the devices")
 
     @model_validator(mode="before")
     @classmethod
@@ -302,10 +305,10 @@ def parse(
         raise ConfigError([f"{source} is not valid TOML: {why}; {remedy}"]) from None
     for override in overrides:
         _override(data, override)
-    for table in [data.get("task"), data.get("start")] if folder is not None else ():
-        for key in PATHS if isinstance(table, dict) else ():
-            if isinstance(table.get(key), str) and table[key]:
-                table[key] = str(folder / Path(table[key]).expanduser())
+    tables = [data.get("task"), data.get("start")]
+    for table, key in itertools.product([table for table in tables if isinstance(table, dict)], PATHS):
+        if folder is not None and isinstance(table.get(key), str) and table[key]:
+            table[key] = str(folder / Path(table[key]).expanduser())
     lines = _take_unknown(data)
     try:
         settings = Settings.model_validate(data)

@@ -150,8 +150,8 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = "no space left on the disk; what was recorded is safe"
             raise RunFolderError(f"{folder.path}: {why}: free some space, {resume}") from error
-        where, why = error.filename or folder.path, error.strerror or error
-        raise RunFolderError(f"{where}: {why}; make the folder writable, {resume}") from error
+        where = f"{error.filename or folder.path}: {error.strerror or error}"
+        raise RunFolderError(f"{where}; make the folder writable, {resume}") from error
 
 
 @contextmanager

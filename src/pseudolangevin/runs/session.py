@@ -127,10 +127,8 @@ def resume(
                     folder.log(line)
                 if at.step < settings.num_steps:
                     noted = read_json(folder.provenance)
-                    noted["resumed"] = [
-                        *noted.get("resumed", []),
-                        describe_session(session.command) | {"from_step": at.step},
-                    ]
+                    entry = describe_session(session.command) | {"from_step": at.step}
+                    noted["resumed"] = [*noted.get("resumed", []), entry]
                     write_atomically(folder.provenance, json.dumps(noted, indent=2))
                     folder.log(f"resumed from the checkpoint at step {at.step}")
                 write_atomically(folder.config, config.to_toml(settings))
@@ -274,17 +272,14 @@ def _restore(folder: RunFolder, experiment: Experiment) -> tuple[Checkpoint, Any
     settings, run = experiment.settings, experiment.run
     shapes = run.abstract_states(experiment.weights_shape)
     at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
-    records, kept = read_committed(
-        folder
-    )  # read after the checkpoint, since a run that continues commits records first
+    records, kept = read_committed(folder)  # after the checkpoint, which a run writes after its records
     trace, weights = open_stores(folder, run, shapes, settings, (records, kept))
     trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
     every = settings.recording.keep_weights_every
     wrong = kept != (records // every if every else 0) or at.records != at.step // settings.record_every
     if wrong or at.records > records or at.kept > kept:
-        why = f"{folder.committed} gives {records} records and {kept} kept weights"
-        remedy = "restore the folder from a copy"
-        raise RunFolderError(f"{why}, which does not fit the checkpoint at step {at.step}; {remedy}")
+        why = f"gives {records} records and {kept} kept weights, which does not fit the checkpoint at step {at.step}"
+        raise RunFolderError(f"{folder.committed} {why}; restore the folder from a copy")
     return at, states, notes, trace, weights
 
 
@@ -304,8 +299,8 @@ def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
     settings = config.parse(config.to_toml(_read_settings(folder)), overrides, folder=folder.path.resolve())
     done = Checkpoints(folder.checkpoints).steps()
     if done and settings.num_steps < done[-1]:
-        why = f"num_steps = {settings.num_steps} is below the {done[-1]} steps already done"
-        raise ConfigError([f"{why}; give a larger number"])
+        given = f"num_steps = {settings.num_steps}"
+        raise ConfigError([f"{given} is below the {done[-1]} steps already done; give a larger number"])
     return settings
 
 

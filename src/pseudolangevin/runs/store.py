@@ -61,12 +61,14 @@ class Checkpoints:
     def save(self, at: Checkpoint, states: Any) -> None:
         """Write a checkpoint, then remove the oldest ones."""
         file, checksum = self._pair(at.step)
-        meta = asdict(at) | {"prng": str(jax.random.key_impl(states.key))}
-        arrays = {f"states.{name}": _plain(leaf) for name, leaf in named_leaves(states)}
+        meta = json.dumps(asdict(at) | {"prng": str(jax.random.key_impl(states.key))}).encode()
+        arrays: dict[str, Any] = {"meta": np.frombuffer(meta, np.uint8)}
+        for name, leaf in named_leaves(states):
+            arrays[f"states.{name}"] = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
         self._path.mkdir(exist_ok=True)
         checksum.unlink(missing_ok=True)  # so that a checkpoint that is being replaced does not count
         with replaced(file) as stream:
-            np.savez(stream, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+            np.savez(stream, **arrays)
         write_atomically(checksum, f"{_sha256(file)}  {file.name}\n")
         for step in self.steps()[: -self._keep]:
             self._remove(step)
@@ -95,16 +97,15 @@ class Checkpoints:
         if checksum.read_text().split()[:1] != [_sha256(file)]:
             raise ValueError("its checksum is wrong")
         with np.load(file, allow_pickle=False) as archive:
-            meta = json.loads(archive["meta"].tobytes())
-            arrays = {name: archive[name] for name in archive.files if name != "meta"}
-        if {f"states.{name}" for name, _ in named_leaves(like)} != set(arrays):
-            raise ValueError("its arrays are not those of this sampler")
+            arrays = dict(archive)
+        meta = json.loads(arrays["meta"].tobytes())
         prng, leaves = meta.pop("prng"), []
         for name, leaf in named_leaves(like):  # on the host: the placement decides which device gets which part
             value: Any = arrays[f"states.{name}"]
-            leaves.append(jax.random.wrap_key_data(jnp.asarray(value), impl=prng) if _is_key(leaf) else value)
-            if (leaves[-1].shape, leaves[-1].dtype) != (leaf.shape, leaf.dtype):
+            value = jax.random.wrap_key_data(jnp.asarray(value), impl=prng) if _is_key(leaf) else value
+            if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
                 raise ValueError(f"{name} has shape {value.shape} and type {value.dtype}, not those of this run")
+            leaves.append(value)
         return Checkpoint(**meta), jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _remove(self, step: int) -> None:
@@ -122,10 +123,6 @@ class Checkpoints:
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _plain(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
 def _sha256(file: Path) -> str:

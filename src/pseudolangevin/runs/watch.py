@@ -6,6 +6,7 @@ The folder is only read; a file that is incomplete or missing counts as one that
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,15 +63,14 @@ def render(path: str | Path, quiet_seconds: float = 0.0, width: int = 120) -> tu
     """Return the view for a terminal of this width, the step of the last record, and whether the run is finished."""
     folder = RunFolder(Path(path))
     config, trace = read_or_empty(folder.config), read_trace(path, RECENT)
-    empty = trace is None or not trace.sizes["draw"]
     heading = Text(folder.path.resolve().name, style="bold")
     words = [_get(config, "sampler", "name").replace("_", " "), _get(config, "network", "sizes")]
     words += [] if trace is None else [f"{trace.sizes['temperature']} temperature(s) x {trace.sizes['chain']} chain(s)"]
     words += [_get(read_or_empty(folder.provenance), "device")]
     heading.append("  " + ", ".join(word for word in words if word), style="not bold dim")
-    if trace is None or empty:
+    if trace is None or not trace.sizes["draw"]:
         return Group(heading, Text("nothing recorded yet", style="dim")), 0, False
-    step, total = int(trace["step"].values[-1]), config.get("num_steps", 0)
+    step, total = int(trace["step"].values[-1]), int("0" + re.sub(r"\D", "", _get(config, "num_steps")))
     steps, seconds = (trace[name].values[-50:] for name in ("step", "seconds"))
     speed = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0]) if seconds[-1] > seconds[0] else math.nan
     done = 0 < total < step + trace.attrs.get("record_every", 1)
@@ -80,8 +80,7 @@ def render(path: str | Path, quiet_seconds: float = 0.0, width: int = 120) -> tu
     if done or stopped:
         cells.append(Text("finished", style="green") if done else Text("all chains stopped", style="red"))
     elif speed > 0:
-        cells += [f"{speed:,.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s"]
-        cells += [f"{_clock((total - step) / speed)} left"]
+        cells += [f"{speed:,.{0 if speed >= 10 else 2}f} steps/s", f"{_clock((total - step) / speed)} left"]
     if quiet_seconds > QUIET_SECONDS and not (done or stopped):
         cells.append(Text(f"no new record for {_clock(quiet_seconds)}", style="yellow"))
     line.add_row(*cells)
@@ -121,12 +120,7 @@ def _table(trace: xr.Dataset, width: int) -> Table:
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """Return values as a row of blocks from the lowest to the highest, with a gap for NaN.
-
-    Example:
-        >>> sparkline([1, 2, 3, 2, 1])
-        '▁▅█▅▁'
-    """
+    """Return values as a row of blocks from the lowest to the highest, with a gap for NaN."""
     means = np.array([_mean(part) for part in np.array_split(np.asarray(values, float), min(width, len(values)) or 1)])
     low, span = np.nanmin(means, initial=math.inf), np.ptp(means[np.isfinite(means)]) if np.isfinite(means).any() else 0
     heights = 7 * (means - low) / span + 0.5 if span > 0 else 0 * means
