@@ -1,4 +1,4 @@
-"""Find the intermediate temperatures from the training set, then look at the test error afterwards.
+"""Find the intermediate temperatures from the training set, then compare the test errors of some temperatures.
 
 python examples/find_temperature.py --out temperature.png            # a minute on two cores
 """
@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 import pseudolangevin as pl
-from pseudolangevin.temperature_figure import temperature_figure
+from pseudolangevin.apps.temperature import temperature_figure
 
 
 def main(arguments: list[str] | None = None) -> pl.TemperatureRange:
-    """Search, draw, and only then sample at some temperatures with the test set."""
+    """Search, draw the curve, then sample at four temperatures and print their test errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("temperature.png"))
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--epochs", type=float, help="budget of the search")
-    parser.add_argument("--steps", type=int, default=4_096, help="of the chains afterwards")
+    parser.add_argument("--steps", type=int, default=4_096, help="steps of the chains afterwards")
     options = parser.parse_args(arguments)
 
     train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=options.examples, num_test=5_000, dimension=50)
@@ -47,7 +47,9 @@ def main(arguments: list[str] | None = None) -> pl.TemperatureRange:
     )
     late = result.trace.isel(chain=0, draw=slice(result.trace.sizes["draw"] // 2, None)).mean("draw")
     for temperature, error in zip(temperatures, late.test_error.values, strict=True):
-        print(f"T = {temperature:.3g} ({temperature / found.temperature:g} × recommended): test error {error:.4f}")
+        print(
+            f"T = {temperature:.3g} ({temperature / found.temperature:g} times the recommended): test error {error:.4f}"
+        )
     return found
 
 

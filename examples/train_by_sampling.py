@@ -1,10 +1,10 @@
-"""Training by sampling beside Adam: no validation set, no early stopping, and no temperature chosen by hand.
+"""Compare training by sampling with Adam: no validation set, no early stopping, and no temperature chosen by hand.
 
     python examples/train_by_sampling.py            # about two minutes on two cores
 
-`pl.fit` finds the intermediate temperature from the training set, samples there and keeps an ensemble. Adam minimises
-the same potential; its test error falls, then rises again unless somebody stops it. The test set is only looked at to
-print.
+`pl.fit` finds the intermediate temperature from the training set, samples at that temperature and returns an ensemble.
+Adam minimises the same potential; its test error falls, then rises again unless the training is stopped early. The test
+set is used only for the printed errors.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import argparse
 import jax
 
 import pseudolangevin as pl
-from pseudolangevin.predictions import ClassPredictions
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    """Fit, train, print; return the test errors."""
+    """Fit, train with Adam, print and return the test errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=20_000)
-    parser.add_argument("--temperature", type=float, help="default: found from the training set")
-    parser.add_argument("--steps", type=int, help="of the sampling")
+    parser.add_argument("--temperature", type=float, help="temperature (default: found from the training set)")
+    parser.add_argument("--steps", type=int, help="steps of the sampling")
     parser.add_argument("--adam-epochs", type=int, default=100)
     options = parser.parse_args(arguments)
 
@@ -36,8 +35,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     )
     print(fitted.search or f"T = {fitted.temperature:g}, as given")
     one, ensemble = fitted.predict_one(test.inputs), fitted.predict(test.inputs)
-    assert isinstance(one, ClassPredictions)
-    assert isinstance(ensemble, ClassPredictions)
+    assert isinstance(one, pl.predictions.ClassPredictions)
+    assert isinstance(ensemble, pl.predictions.ClassPredictions)
 
     steps = options.adam_epochs * options.examples // 128
     adam = pl.sample(pl.adam(potential, train, learning_rate=1e-3), start, num_steps=steps, key=0, test=test)
@@ -45,16 +44,15 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     errors = {
         "one sample": one.error(test.targets),
         "ensemble": ensemble.error(test.targets),
-        "Adam, stopped at its best by the test set": float(history.min()),
-        "Adam, to the end": float(history[-1]),
+        "Adam, best on the test set": float(history.min()),
+        "Adam, at the end": float(history[-1]),
     }
     for name, error in errors.items():
         print(f"test error, {name}: {error:.4f}")
     for name, predictions in [("one sample", one), ("ensemble", ensemble)]:
         likelihood = predictions.negative_log_likelihood(test.targets)
-        print(
-            f"{name}: −log likelihood {likelihood:.4f}, calibration {predictions.calibration_error(test.targets):.4f}"
-        )
+        calibration = predictions.calibration_error(test.targets)
+        print(f"{name}: negative log likelihood {likelihood:.4f}, calibration error {calibration:.4f}")
     return errors
 
 

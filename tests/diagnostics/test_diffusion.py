@@ -1,4 +1,4 @@
-"""Displacements and D*: random walks of known diffusion, and the two ways of measuring agreeing."""
+"""Displacements and D*: random walks of known diffusion, and three ways of measuring that agree."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin.diagnostics import Displacements, diffusion, effective_samples_per_second
+from pseudolangevin.diagnostics import Displacements, diffusion, measure_diffusion
+
+from . import gaussian_toy as toy
 
 
 def walk(num_draws=256, num_chains=4, num_weights=400, seed=0):
@@ -31,26 +33,26 @@ def test_a_random_walk_has_its_diffusion_at_every_interval():
 
 
 def test_references_are_copies():
-    """The chains' buffers are reused by the next segment."""
+    """The buffers of the chains are reused by the next segment."""
     displacements = Displacements()
     weights = np.zeros((1, 3), np.float32)
     displacements.observe(1, 0.0, weights)
     weights += 2
     displacements.observe(2, 1.0, weights)
     assert displacements.diffusion().coefficient[0] == pytest.approx(4.0)
-
-
-def test_nothing_seen_is_said():
     with pytest.raises(ValueError, match="two records"):
         Displacements().diffusion()
 
 
-def test_kept_weights_give_the_displacements_of_the_run(small_task):
-    sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.05, chunk_size=1_000)
+SAMPLER = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.1)
+
+
+def test_kept_weights_and_a_timed_run_give_the_same_displacements():
+    temperatures = [1e-3, 4e-3]
     result = pl.sample(
-        sampler,
-        small_task.weights,
-        temperatures=[1e-3, 4e-3],
+        SAMPLER,
+        toy.weights(),
+        temperatures=temperatures,
         num_chains=2,
         num_steps=48,
         record_every=4,
@@ -64,17 +66,36 @@ def test_kept_weights_give_the_displacements_of_the_run(small_task):
     flat = np.concatenate(leaves, axis=-1)  # (temperature, chain, draw, weight)
     by_hand = ((flat[:, :, 1:] - flat[:, :, :-1]) ** 2).mean(axis=(1, 2, 3))
     np.testing.assert_allclose(found.displacement[:, 0], by_hand, rtol=1e-4)
-    rates = effective_samples_per_second(result.trace, 0.5, burn_in=0.0)
-    assert set(rates) == {"loss", "squared_norm", "error"}
-    assert (rates["loss"] <= 2 * 12 / (48 * 0.5) + 1e-9).all()
+
+    run = pl.Run(SAMPLER, temperatures=temperatures, num_chains=2)
+    start = run.start(toy.weights(), 0)
+    timed = measure_diffusion(run, start, every=8, seconds=60, discard_steps=0, max_steps=48, observe=True)
+    assert timed.diffusion is not None
+    assert (timed.num_steps, int(timed.states.step[0])) == (40, 48)
+    np.testing.assert_allclose(timed.diffusion.displacement[:, 0], by_hand, rtol=1e-4)
+    assert timed.coefficient == pytest.approx(by_hand[0] / (8 * timed.seconds_per_step), rel=1e-4)
+    assert timed.refresh_seconds == 0.0
+    recorded = result.trace["loss"].values.reshape(4, -1)
+    np.testing.assert_allclose(timed.observables["loss"][:, 0], recorded[:, 3], rtol=1e-6)
     with pytest.raises(ValueError, match="keep_weights_every"):
-        diffusion(type("Result", (), {"samples": None, "trace": result.trace})())
+        diffusion(pl.Result(result.trace, result.weights, None, result.states, SAMPLER))
 
 
-def test_kept_weights_are_dated_right_where_records_are_left_over(small_task):
-    sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.05, chunk_size=1_000)
+def test_kept_weights_have_the_right_steps_where_records_are_left_over():
     result = pl.sample(
-        sampler, small_task.weights, temperatures=[1e-3], num_steps=44, record_every=4, keep_weights_every=4, key=0
+        SAMPLER, toy.weights(), temperatures=[1e-3], num_steps=44, record_every=4, keep_weights_every=4, key=0
     )
     assert jax.tree.leaves(result.samples)[0].shape[2] == 2  # of eleven records, the fourth and the eighth
     assert diffusion(result).steps.tolist() == [16]
+
+
+def test_a_timed_run_starts_after_the_first_refresh_and_ends_with_a_chain_that_fails():
+    run = pl.Run(toy.sampler(refresh_every=16, warmup_refreshes=0, max_refresh_interval=16), temperatures=[1e-3])
+    timed = measure_diffusion(run, run.start(toy.weights(), 0), every=8, seconds=60, max_steps=64)
+    assert timed.num_steps == 64 - 24
+    assert timed.refresh_seconds > 0
+    broken = timed.states._replace(weights=jax.tree.map(lambda w: w * np.nan, timed.states.weights))
+    after = measure_diffusion(run, broken, every=8, seconds=60, discard_steps=0)
+    assert after.stopped
+    assert np.isnan(after.coefficient)
+    assert measure_diffusion(run, after.states, every=8, seconds=60).stopped

@@ -1,13 +1,24 @@
+"""The two-temperature check of energies, and the predictions of ensembles."""
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from pseudolangevin.diagnostics.ensemble import energy_ratio, two_temperature_check
+import pseudolangevin as pl
+from pseudolangevin.diagnostics.ensemble import (
+    ClassPredictions,
+    ValuePredictions,
+    predict,
+    two_temperature_check,
+)
 
 DIMENSION = 200
 
 
 def energies(random, temperature, num):
-    """U of a harmonic system: a gamma distribution, exactly."""
+    """U of a harmonic system, which has a gamma distribution."""
     return temperature * random.gamma(DIMENSION / 2, size=(2, num))
 
 
@@ -24,7 +35,7 @@ def test_slope_of_harmonic_energies_is_the_difference_of_inverse_temperatures():
 
 
 def test_errors_grow_with_autocorrelation():
-    """The same draws, each repeated five times, say no more than once."""
+    """Draws that are each repeated five times contain no more information."""
     random = np.random.default_rng(1)
     low, high = energies(random, 1.0, 400), energies(random, 1.2, 400)
     once = two_temperature_check(low, high, (1.0, 1.2))
@@ -33,7 +44,7 @@ def test_errors_grow_with_autocorrelation():
     assert repeated.standard_error == pytest.approx(once.standard_error, rel=0.25)
 
 
-def test_a_wrong_temperature_shows():
+def test_a_wrong_temperature_changes_the_slope():
     random = np.random.default_rng(2)
     check = two_temperature_check(energies(random, 1.0, 3_000), energies(random, 1.2 * 1.05, 3_000), (1.0, 1.2))
     assert check.ratio == pytest.approx((1 - 1 / 1.26) / (1 - 1 / 1.2), abs=4 * check.standard_error)
@@ -57,22 +68,63 @@ def test_few_samples_are_not_fitted():
     assert np.isnan(check.ratio)
 
 
-def test_the_ratio_of_histograms_follows_the_expected_line_within_its_errors():
-    random = np.random.default_rng(5)
-    low, high = energies(random, 1.0, 2_000), energies(random, 1.2, 2_000)
-    ratio = energy_ratio(low, high, (1.0, 1.2))
-    assert ratio is not None
-    np.testing.assert_allclose(np.diff(ratio.expected) / np.diff(ratio.energies), 1 - 1 / 1.2, rtol=1e-9)
-    scores = (ratio.log_ratios - ratio.expected) / ratio.standard_errors
-    assert len(scores) > 10
-    assert np.mean(scores**2) < 1 + 4 * np.sqrt(2 / len(scores))
-    # Relabelled, the same points leave the line: χ² says so.
-    wrong = energy_ratio(low, high, (1.0, 1.35))
-    assert wrong is not None
-    assert np.mean(((wrong.log_ratios - wrong.expected) / wrong.standard_errors) ** 2) > 10
-    # Repeated draws say no more than once.
-    repeated = energy_ratio(np.repeat(low, 5, axis=1), np.repeat(high, 5, axis=1), (1.0, 1.2))
-    assert repeated is not None
-    assert np.median(repeated.standard_errors) == pytest.approx(np.median(ratio.standard_errors), rel=0.25)
-    assert energy_ratio(low, energies(random, 3.0, 2_000), (1.0, 3.0)) is None
-    assert energy_ratio(low[:, :5], high[:, :5], (1.0, 1.2)) is None
+def test_two_members_that_disagree():
+    certain = np.array([[[1.0, 0.0], [0.9, 0.1]], [[0.0, 1.0], [0.9, 0.1]]])
+    both = ClassPredictions(certain)
+    np.testing.assert_allclose(both.mean_probabilities, [[0.5, 0.5], [0.9, 0.1]])
+    shared = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+    np.testing.assert_allclose(both.predictive_entropy, [np.log(2), shared])
+    np.testing.assert_allclose(both.disagreement, [np.log(2), 0], atol=1e-12)
+    assert ClassPredictions(certain[1:]).error([0, 0]) == 0.5
+    np.testing.assert_allclose(both.negative_log_likelihood([1, 0]), -(np.log(0.5) + np.log(0.9)) / 2)
+
+
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
+    confident = ClassPredictions(np.tile([[0.8, 0.2]], (10, 1))[None])
+    assert confident.calibration_error([0] * 8 + [1] * 2) == pytest.approx(0.0, abs=1e-12)
+    assert confident.calibration_error([0] * 5 + [1] * 5) == pytest.approx(0.3)
+    # Two bins whose gaps have opposite signs do not cancel.
+    mixed = ClassPredictions(np.concatenate([np.tile([0.8, 0.2], (10, 1)), np.tile([0.6, 0.4], (10, 1))])[None])
+    assert mixed.calibration_error([0] * 6 + [1] * 4 + [0] * 8 + [1] * 2) == pytest.approx(0.2)
+
+
+def test_a_mixture_of_gaussians():
+    values = ValuePredictions(np.array([[0.0, 1.0], [2.0, 1.0]]), noise_variance=0.25)
+    np.testing.assert_allclose(values.mean, [1, 1])
+    np.testing.assert_allclose(values.standard_deviation, [np.sqrt(1.25), 0.5])
+    assert values.root_mean_squared_error([1.0, 3.0]) == pytest.approx(np.sqrt(2))
+    density = [0.5 * (norm.pdf(0, 0, 0.5) + norm.pdf(0, 2, 0.5)), norm.pdf(3, 1, 0.5)]
+    assert values.negative_log_likelihood([0.0, 3.0]) == pytest.approx(-np.mean(np.log(density)))
+
+
+def test_gaussian_targets_are_calibrated_only_with_their_own_noise():
+    targets = norm.ppf((np.arange(999) + 0.5) / 999) * 2.0
+    right = ValuePredictions(np.zeros((1, 999)), noise_variance=4.0)
+    assert right.calibration_error(targets) < 1e-3
+    assert ValuePredictions(np.zeros((1, 999)), noise_variance=0.1).calibration_error(targets) > 0.1
+
+
+def test_predictions_do_not_depend_on_the_chunk_size(small_task):
+    members = jax.tree.map(lambda w: jnp.stack([w, 2 * w]), small_task.weights)
+    whole = predict(small_task.potential, members, small_task.test.inputs)
+    pieces = predict(small_task.potential, members, small_task.test.inputs, chunk_size=77)
+    assert isinstance(whole, ClassPredictions)
+    assert isinstance(pieces, ClassPredictions)
+    assert whole.probabilities.shape == (2, 300, 4)
+    np.testing.assert_allclose(whole.probabilities, pieces.probabilities, rtol=1e-6)
+    logits = small_task.network.apply(small_task.weights, small_task.test.inputs)
+    np.testing.assert_allclose(whole.probabilities[0], jax.nn.softmax(logits), rtol=1e-4)
+
+
+def test_bad_input_is_named():
+    silent = pl.Potential(lambda w, batch: jnp.zeros(batch[0].shape[0]))
+    with pytest.raises(ValueError, match="class_scores"):
+        predict(silent, jnp.zeros((1, 2)), np.zeros((3, 2)))
+    line = pl.regression(lambda w, x: x @ w)
+    with pytest.raises(ValueError, match="noise_variance"):
+        predict(line, jnp.zeros((1, 2)), np.zeros((3, 2)))
+    values = predict(line, jnp.ones((1, 2)), np.ones((3, 2)), noise_variance=1.0)
+    with pytest.raises(ValueError, match="3 examples"):
+        values.negative_log_likelihood([1.0])
+    with pytest.raises(ValueError, match="label 5"):
+        ClassPredictions(np.full((1, 2, 2), 0.5)).error([0, 5])

@@ -1,10 +1,9 @@
-"""What can be said about samples: averages with errors, diffusion, tests of the noise, and the certificate."""
+"""Judging samples: averages with errors, diffusion, tests of the noise, predictions, and the certificate."""
 
-from .averages import Average, average
+from .averages import Average, Drift, average, drift
 from .certificate import Certificate, certificate
-from .diffusion import Diffusion, Displacements, diffusion, effective_samples_per_second
-from .noise_study import NoiseStudy, noise_study
-from .stationarity import Drift, drift
+from .diffusion import Diffusion, Displacements, MeasuredDiffusion, diffusion, measure_diffusion
+from .noise import NoiseStudy, noise_study
 from .verdicts import Line, Verdict
 
 __all__ = [
@@ -14,12 +13,13 @@ __all__ = [
     "Displacements",
     "Drift",
     "Line",
+    "MeasuredDiffusion",
     "NoiseStudy",
     "Verdict",
     "average",
     "certificate",
     "diffusion",
     "drift",
-    "effective_samples_per_second",
+    "measure_diffusion",
     "noise_study",
 ]

@@ -1,105 +1,176 @@
-"""Averages along chains, with standard errors that know about autocorrelation.
+"""Averages along chains, with standard errors corrected for autocorrelation.
 
-The mean of n correlated draws is as uncertain as that of n/g independent ones, with the statistical inefficiency
+The mean of n correlated draws is as uncertain as the mean of n_eff independent ones. Effective samples n_eff come from
+ArviZ: the autocorrelation is summed by Geyer's initial monotone sequence, and the variance between the means of several
+chains enters, so that chains which disagree count as few samples. A standard error is √(variance/n_eff).
 
-    g = 1 + 2·Σ_t ρ(t),
-
-ρ the normalised autocorrelation. The sum is cut by Geyer's initial monotone sequence: pairs ρ(2k) + ρ(2k+1) are
-positive and decreasing for a reversible chain, so what is not is noise. With several chains the variance between their
-means enters ρ, so chains that disagree count as few samples. ArviZ computes its effective sample size the same way;
-this is a version that returns errors, costs little, and works for one chain.
+ArviZ is imported when first needed, because the import takes a second.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import warnings
+from types import ModuleType
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import check_interval
+from .._checks import check_interval
+from ..samplers.base import HEALTHY
 
 Floats = NDArray[np.float64]
+Draws = TypeVar("Draws", xr.Dataset, Floats)
 
-MIN_DRAWS = 4
-"""Below this many draws nothing can be said about autocorrelation."""
+DEFAULT_DISCARD = 0.5
+"""Share of the records at the start of a run that averages leave out, while the chains equilibrate."""
 
 
 class Average(NamedTuple):
-    """A mean with what it is worth."""
+    """Mean with its standard error and effective sample size."""
 
     mean: float
-    standard_error: float
-    """Autocorrelation-corrected; NaN where there are too few draws to know, or all are the same."""
-    effective_samples: float
-    """Independent draws that would be as good, at most their number; NaN where the standard error is."""
+    standard_error: float  # corrected for autocorrelation; NaN for fewer than four draws and for a constant
+    effective_samples: float  # independent draws with the same standard error, at most the number of draws; or NaN
+
+    def __str__(self) -> str:
+        """Return the mean and its standard error as text."""
+        return plus_minus(self.mean, self.standard_error)
 
 
 def average(values: ArrayLike, *, burn_in: float = 0.0) -> Average:
-    """The mean over chains and draws, its standard error and the effective number of samples.
+    """Return the mean over chains and draws, its standard error and the effective number of samples.
 
     Args:
         values: array (draw,) or (chain, draw), for example ``result.trace["loss"].sel(temperature=T)``.
-        burn_in: share of the draws to discard at the start of every chain; nothing is discarded unless asked for.
+        burn_in: share of the draws to discard at the start of every chain.
 
     Example:
         >>> average([1.0, 3.0, 1.0, 3.0, 1.0, 3.0]).mean
         2.0
     """
-    chains = discard(as_chains(values), burn_in)
+    check_interval("burn_in", burn_in, 0.0, 0.99, "it is the share of the draws to discard at the start")
+    chains = kept(as_chains(values), burn_in)
     mean = float(chains.mean()) if chains.size else math.nan
-    if chains.shape[1] < MIN_DRAWS or not np.isfinite(chains).all():
+    effective = effective_samples(chains)
+    if math.isnan(effective):
         return Average(mean, math.nan, math.nan)
-    spread = _pooled_variance(chains)
-    effective = chains.size / inefficiency(chains)
-    return Average(mean, math.sqrt(spread / effective), effective)
+    within = float(chains.var(axis=1, ddof=1).mean()) * (1 - 1 / chains.shape[1])
+    between = float(chains.mean(axis=1).var(ddof=1)) if len(chains) > 1 else 0.0
+    return Average(mean, math.sqrt((within + between) / effective), effective)
+
+
+def effective_samples(values: ArrayLike, *, bulk: bool = False) -> float:
+    """Return the effective sample size of values (draw,) or (chain, draw), at most the number of draws.
+
+    By default it belongs to the mean; `bulk` is ArviZ's, of split and rank-normalised chains. It is NaN for fewer than
+    four draws, and for a constant: a chain that does not move shows nothing of its fluctuations.
+    """
+    chains = as_chains(values)
+    if chains.size == 0 or chains.shape[1] < 4 or not np.isfinite(chains).all() or np.ptp(chains) == 0:
+        return math.nan
+    found = float(np.asarray(_arviz().ess(chains, method="bulk" if bulk else "identity")))
+    return min(found, float(chains.size))
+
+
+def rhat(values: ArrayLike) -> float:
+    """Return the rank-normalised split R-hat of values (chain, draw); NaN for one chain or fewer than four draws."""
+    chains = as_chains(values)
+    if chains.shape[0] < 2 or chains.shape[1] < 4 or not np.isfinite(chains).all():
+        return math.nan
+    return float(np.asarray(_arviz().rhat(chains)))
 
 
 def as_chains(values: ArrayLike) -> Floats:
-    """The values as float64 with axes (chain, draw)."""
+    """Return the values as float64 with axes (chain, draw)."""
     array = np.asarray(values, np.float64)
     if array.ndim not in (1, 2):
         raise ValueError(f"values has shape {array.shape}; pass an array (draw,) or (chain, draw)")
     return np.atleast_2d(array)
 
 
-def discard(chains: Floats, burn_in: float) -> Floats:
-    """What is left after the first share of the last axis."""
-    check_interval("burn_in", burn_in, 0.0, 0.99, "it is the share of the draws to discard at the start")
-    return chains[..., math.floor(burn_in * chains.shape[-1]) :]
+def kept(draws: Draws, discard: float = DEFAULT_DISCARD) -> Draws:
+    """Return a trace, or an array along its last axis, without the first share `discard`; the last draw is kept."""
+    check_interval("discard", discard, 0, 1, "it is the share of the records to leave out")
+    num_draws = draws.sizes.get("draw", 0) if isinstance(draws, xr.Dataset) else draws.shape[-1]
+    retained = slice(min(math.floor(discard * num_draws), max(num_draws - 1, 0)), None)
+    return draws.isel(draw=retained, missing_dims="ignore") if isinstance(draws, xr.Dataset) else draws[..., retained]
 
 
-def inefficiency(values: ArrayLike) -> float:
-    """g = 1 + 2·Σρ(t), draws per independent sample; at least 1, so that antithetic draws earn no credit.
+def healthy_chains(trace: xr.Dataset) -> NDArray[np.bool_]:
+    """Return whether each chain (temperature, chain) had not failed by the last record."""
+    if trace.sizes.get("draw", 0) == 0:
+        return np.ones((trace.sizes["temperature"], trace.sizes["chain"]), bool)
+    return np.isin(trace["status"].isel(draw=-1).transpose("temperature", "chain").values, HEALTHY)
 
-    NaN for a constant: a chain that does not move shows nothing of its fluctuations, which is not certainty.
+
+def chains_at(values: xr.DataArray, trace: xr.Dataset, temperature: int) -> Floats:
+    """Return the draws (chain, draw) of healthy and finite chains at one temperature, given by its index."""
+    array = np.asarray(values.isel(temperature=temperature).transpose("chain", "draw").values, np.float64)
+    return array[healthy_chains(trace)[temperature] & np.isfinite(array).all(axis=1)]
+
+
+def average_by_temperature(values: xr.DataArray, trace: xr.Dataset) -> list[Average]:
+    """Return one average for each temperature, over the chains that are healthy and finite."""
+    return [average(chains_at(values, trace, index)) for index in range(values.sizes["temperature"])]
+
+
+class Drift(NamedTuple):
+    """Change of a series from its first to its last third."""
+
+    change: float  # mean of the last third minus mean of the first third
+    standard_error: float  # of `change`, corrected for the autocorrelation of the detrended series; NaN below 12 draws
+    fluctuation: float  # standard deviation about the straight line
+    effective_samples: float  # independent draws in the detrended series
+
+
+def drift(series: ArrayLike) -> Drift:
+    """Compare the first and the last third of one chain's draws (after Geweke).
+
+    In the series as it is, a drift looks like one long correlation and would hide itself. The noise is therefore
+    measured after a straight line is removed, which leaves the fast fluctuations, from which a drift stands out.
     """
-    chains = as_chains(values)
-    num_draws = chains.shape[1]
-    spread = _pooled_variance(chains)
-    if not spread > 0:
-        return math.nan
-    unbiased = _autocovariance(chains).mean(axis=0) * num_draws / (num_draws - 1)
-    correlation = 1 - (unbiased[0] - unbiased) / spread
-    correlation[0] = 1.0
-    pairs = correlation[: num_draws // 2 * 2].reshape(-1, 2).sum(axis=1)
-    negative = np.flatnonzero(pairs <= 0)
-    positive = pairs[: negative[0]] if len(negative) else pairs
-    return max(1.0, 2 * float(np.minimum.accumulate(positive).sum()) - 1) if len(positive) else 1.0
+    values = np.asarray(series, np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"series has shape {values.shape}; pass the draws of one chain")
+    num = len(values)
+    if num < 12 or not np.isfinite(values).all():
+        return Drift(math.nan, math.nan, math.nan, math.nan)
+    time = np.arange(num) - (num - 1) / 2
+    slope = float(time @ values / (time @ time))
+    residual = values - values.mean() - slope * time
+    fluctuation = float(residual.std(ddof=2))
+    effective = effective_samples(residual)
+    third = num // 3
+    change = float(values[-third:].mean() - values[:third].mean())
+    standard_error = fluctuation * math.sqrt(2 * num / (third * effective))
+    return Drift(change, standard_error, fluctuation, effective)
 
 
-def _autocovariance(chains: Floats) -> Floats:
-    """Σ_t x(t)·x(t + lag)/n about every chain's own mean, by fast Fourier transform; axes (chain, lag)."""
-    num_draws = chains.shape[1]
-    centred = chains - chains.mean(axis=1, keepdims=True)
-    length = 2 ** math.ceil(math.log2(2 * num_draws))  # padded, so that the correlation is not circular
-    power = np.abs(np.fft.rfft(centred, length)) ** 2
-    return np.fft.irfft(power, length)[:, :num_draws] / num_draws
+def plus_minus(value: float, error: float = math.nan, *, percent: bool = False) -> str:
+    """Return 'value ± error' with two digits of the error; the value alone where the error is not a positive number.
+
+    Example:
+        >>> plus_minus(0.32491, 0.00117), plus_minus(1.2345e-5, 3.1e-7), plus_minus(0.0123, 0.004, percent=True)
+        ('0.3249 ± 0.0012', '(1.234 ± 0.031)e-05', '1.23 ± 0.40 %')
+    """
+    if percent:
+        return f"{plus_minus(100 * value, 100 * error)} %"
+    if not math.isfinite(value):
+        return "-"
+    if not (math.isfinite(error) and error > 0):
+        return f"{value:.4g}"
+    largest = max(abs(value), error)
+    power = math.floor(math.log10(largest)) if largest < 1e-3 or largest >= 1e6 else 0
+    digits = max(1 - math.floor(math.log10(error)) + power, 0)
+    text = f"{value / 10.0**power:.{digits}f} ± {error / 10.0**power:.{digits}f}"
+    return f"({text})e{power:+03d}" if power else text
 
 
-def _pooled_variance(chains: Floats) -> float:
-    """Variance within the chains plus that between their means."""
-    within = float(chains.var(axis=1, ddof=1).mean())
-    between = float(chains.mean(axis=1).var(ddof=1)) if len(chains) > 1 else 0.0
-    return within * (1 - 1 / chains.shape[1]) + between
+def _arviz() -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 on import
+        import arviz  # noqa: PLC0415
+    return arviz

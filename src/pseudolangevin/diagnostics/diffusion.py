@@ -1,61 +1,50 @@
-"""How fast the weights move: mean squared displacement against steps and wall-clock time, and the paper's D*.
+"""Mean squared displacement of the weights against steps and wall-clock time, and the paper's D*.
 
     d²(Δt) = ⟨|w(t + Δt) − w(t)|²⟩,        D* = d²(Δt)/Δt  at the shortest Δt between sampled vectors
 
-(section "Better performance of the pL algorithm"). Quoted per weight, D*/N, in 1/s. Within the memory of the momenta,
-1/(1 − c1²) steps, weights fly rather than diffuse and d²/Δt still grows; beyond the relaxation time it falls. So D* is
-meant for intervals longer than the first, and two samplers may also be compared at the same Δt (`Diffusion.at`).
+(section "Better performance of the pL algorithm"), quoted per weight, D*/N, in 1/s. Within the memory of the momenta,
+1/(1 − c1²) steps, weights move ballistically and d²/Δt still grows; beyond the relaxation time it falls. D* is meant
+for intervals longer than the first time; two samplers may also be compared at the same Δt (`Diffusion.at`).
+
+`Displacements` accumulates d² from the weights at any records; `diffusion` applies it to kept weights, and
+`measure_diffusion` to a run whose steps are timed.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 
-from .. import trees
-from ..checks import check_integer, check_positive
-from ..types import Array, Weights
-from .averages import Floats, average, discard
-
-OBSERVABLES = ("loss", "squared_norm", "error")
-
-
-class HasSamples(Protocol):
-    """What `diffusion` needs of a result."""
-
-    @property
-    def trace(self) -> xr.Dataset:
-        """The records, with the coordinate `step` and the attribute `keep_weights_every`."""
-
-    @property
-    def samples(self) -> Weights | None:
-        """Kept weights, leading axes (temperature, chain, kept draw)."""
+from .. import _trees as trees
+from .._checks import check_integer, check_positive
+from .._trees import Array, Weights
+from ..chains import Result, Run
+from ..data import Dataset
+from ..gradients import exact_means
+from ..samplers.base import HEALTHY, Sampler
+from .averages import Floats, kept
 
 
 @dataclass(frozen=True)
 class Diffusion:
-    """Mean squared displacement per weight, d²/N."""
+    """Mean squared displacement per weight, d²/N, at several intervals Δt."""
 
-    steps: Floats
-    """Δt in steps (lag,)."""
-    seconds: Floats
-    """Δt in seconds of sampling (lag,), at the mean time per step."""
-    displacement: Floats
-    """d²/N (temperature, lag), the mean over chains and starts."""
-    standard_error: Floats
-    """Of `displacement`, from the scatter over chains and starts; NaN where there is one pair alone."""
+    steps: Floats  # intervals Δt in steps, (lag,)
+    seconds: Floats  # intervals Δt in seconds of sampling at the mean time per step, (lag,)
+    displacement: Floats  # mean of d²/N over chains and starting points, (temperature, lag)
+    standard_error: Floats  # of `displacement`, from the scatter over chains and starting points; NaN for one pair
 
     @property
     def coefficient(self) -> Floats:
-        """D*/N of every temperature, in 1/s: at the shortest interval."""
+        """D*/N of every temperature in 1/s, at the shortest interval."""
         return self.displacement[:, 0] / self.seconds[0]
 
     @property
@@ -63,26 +52,23 @@ class Diffusion:
         """Standard error of `coefficient`."""
         return self.standard_error[:, 0] / self.seconds[0]
 
-    def to_dict(self) -> dict[str, list[float]]:
-        """The curve of the first temperature, ready for JSON."""
-        return {"seconds": self.seconds.tolist(), "displacement_per_weight": self.displacement[0].tolist()}
-
     def at(self, seconds: float) -> Floats:
-        """d²(Δt)/(N·Δt) at Δt = `seconds`, interpolated; NaN outside of the intervals measured."""
+        """Return d²(Δt)/(N·Δt) at Δt = `seconds`, interpolated; NaN outside of the measured intervals."""
         inside = self.seconds[0] * (1 - 1e-9) <= seconds <= self.seconds[-1] * (1 + 1e-9)
         if not inside:
             return np.full(len(self.displacement), math.nan)
         return np.array([np.interp(seconds, self.seconds, row) for row in self.displacement]) / seconds
 
+    def to_dict(self) -> dict[str, list[float]]:
+        """Return the curve of the first temperature, ready for JSON."""
+        return {"seconds": self.seconds.tolist(), "displacement_per_weight": self.displacement[0].tolist()}
+
 
 class Displacements:
-    """d² along a run that stores no samples: a few reference points, the k-th renewed every 2ᵏ records.
+    """Accumulator of d² along a run that stores no samples.
 
-    Reference k sees the intervals of 1 … 2ᵏ records, so that m references (copies of the weights, where the chains
-    live) cover the intervals up to 2^(m−1) records, short ones most often.
-
-    Args:
-        num_references: m.
+    Copies of the weights serve as `num_references` reference points. Reference k is renewed every 2ᵏ records and
+    contributes the intervals of 1 … 2ᵏ records.
 
     Example:
         >>> displacements = Displacements()
@@ -93,117 +79,193 @@ class Displacements:
     """
 
     def __init__(self, num_references: int = 8) -> None:
-        """Nothing seen yet."""
+        """Start without records."""
         check_integer("num_references", num_references, minimum=1, maximum=30)
-        self._references: list[tuple[int, Weights] | None] = [None] * num_references
-        self._num_records = 0
-        self._first = self._last = (0, 0.0)
+        self._references: dict[int, tuple[int, Weights]] = {}
+        self._num_references = num_references
+        self._times: list[tuple[int, float]] = []
         self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def observe(self, step: int, seconds: float, weights: Weights) -> None:
-        """The chains at one record.
-
-        Args:
-            step: how many steps they have done.
-            seconds: how long that took; only differences matter.
-            weights: of all chains, with one leading axis; copied where needed.
-        """
-        for reference in _distinct(self._references):
-            distance = np.asarray(_mean_squared_distance(reference[1], weights), np.float64)
-            self._pairs[step - reference[0]].append(distance)
+        """Add one record: the step, the time from any origin, and the weights with one leading axis over chains."""
+        distinct = dict(self._references.values())  # one reference may serve for several k
+        for reference_step, reference in distinct.items():
+            distance = np.asarray(_mean_squared_distance(reference, weights), np.float64)
+            self._pairs[step - reference_step].append(distance)
         renewed = (step, jax.tree.map(jnp.copy, weights))
-        for k in range(len(self._references)):
-            if self._num_records % 2**k == 0:
+        for k in range(self._num_references):
+            if len(self._times) % 2**k == 0:
                 self._references[k] = renewed
-        if self._num_records == 0:
-            self._first = (step, seconds)
-        self._last = (step, seconds)
-        self._num_records += 1
-
-    @property
-    def num_pairs(self) -> int:
-        """Pairs of records seen."""
-        return sum(map(len, self._pairs.values()))
+        self._times.append((step, seconds))
 
     def diffusion(self, num_temperatures: int = 1) -> Diffusion:
-        """What was seen, the chains lying temperature by temperature."""
+        """Return the displacements; the chains are ordered temperature by temperature."""
         if not self._pairs:
             raise ValueError("a displacement needs two records; run longer or record more often")
+        (first_step, first), *_, (last_step, last) = self._times
         lags = np.array(sorted(self._pairs), np.float64)
-        seconds_per_step = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
-        means, errors = [], []
-        for lag in lags:
-            values = np.stack(self._pairs[int(lag)], axis=-1).reshape(num_temperatures, -1)
-            num = values.shape[1]
-            means.append(values.mean(axis=1))
-            errors.append(values.std(axis=1, ddof=1) / math.sqrt(num) if num > 1 else np.full(num_temperatures, np.nan))
-        return Diffusion(lags, lags * seconds_per_step, np.stack(means, -1), np.stack(errors, -1))
+        pairs = [np.stack(self._pairs[int(lag)], axis=-1).reshape(num_temperatures, -1) for lag in lags]
+        means = np.stack([values.mean(axis=1) for values in pairs], axis=-1)
+        unknown = np.full(num_temperatures, np.nan)
+        errors = [v.std(axis=1, ddof=1) / math.sqrt(v.shape[1]) if v.shape[1] > 1 else unknown for v in pairs]
+        seconds_per_step = (last - first) / (last_step - first_step)
+        return Diffusion(lags, lags * seconds_per_step, means, np.stack(errors, axis=-1))
 
 
-def diffusion(result: HasSamples, *, seconds_per_step: float = 1.0, burn_in: float = 0.0) -> Diffusion:
-    """Displacements from the kept weights of a run (`keep_weights_every`), over all temperatures and chains.
+def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float = 0.0) -> Diffusion:
+    """Return the displacements between the kept weights of a run (`keep_weights_every`).
 
     Args:
         result: from `sample` or `load`.
-        seconds_per_step: of the sampler alone, to have Δt in seconds; by default Δt is in steps.
+        seconds_per_step: time per step of the sampler, to express Δt in seconds; by default Δt is in steps.
         burn_in: share of the kept draws to discard at the start.
-
-    Example:
-        >>> result = sample(sampler, weights, num_steps=1_000, keep_weights_every=1, …)  # doctest: +SKIP
-        >>> diffusion(result, seconds_per_step=5e-5).coefficient  # doctest: +SKIP
     """
     check_positive("seconds_per_step", seconds_per_step)
     if result.samples is None:
         raise ValueError("the result holds no kept weights; sample with keep_weights_every=1")
-    leaves = jax.tree.leaves(result.samples)
-    num_temperatures, num_chains, num_kept = leaves[0].shape[:3]
-    steps = np.asarray(result.trace["step"])
+    num_temperatures, num_chains, num_kept = jax.tree.leaves(result.samples)[0].shape[:3]
     kept_every = result.trace.attrs["keep_weights_every"]
-    kept_steps = steps[kept_every - 1 :: kept_every]
+    steps = np.asarray(result.trace["step"])[kept_every - 1 :: kept_every]
     displacements = Displacements(max(1, num_kept.bit_length()))
-    for draw in discard(np.arange(num_kept, dtype=np.float64), burn_in).astype(int):
+    for draw in kept(np.arange(num_kept, dtype=np.float64), burn_in).astype(int):
         weights = jax.tree.map(
             lambda w, draw=draw: jnp.asarray(w[:, :, draw]).reshape(num_temperatures * num_chains, *w.shape[3:]),
             result.samples,
         )
-        displacements.observe(int(kept_steps[draw]), float(kept_steps[draw]) * seconds_per_step, weights)
+        displacements.observe(int(steps[draw]), float(steps[draw]) * seconds_per_step, weights)
     return displacements.diffusion(num_temperatures)
 
 
-def effective_samples_per_second(
-    trace: xr.Dataset, seconds_per_step: float, *, burn_in: float = 0.5, names: Iterable[str] = OBSERVABLES
-) -> dict[str, Floats]:
-    """Independent samples of each observable that all chains of a temperature make in a second.
+@dataclass(frozen=True)
+class MeasuredDiffusion:
+    """Displacements, time per step and observables of a timed run."""
+
+    diffusion: Diffusion | None  # displacements; None where a chain failed
+    num_steps: int
+    seconds: float  # time of these steps, measurements of the gradient variance included
+    refresh_seconds: float  # time of the measurements of the gradient variance
+    observables: dict[str, Floats]  # loss, squared_norm and error, (chain, observation)
+    states: Any  # states of the chains at the end
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a chain failed."""
+        return self.diffusion is None
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean time per step, measurements of the gradient variance included."""
+        return self.seconds / self.num_steps if self.num_steps else math.nan
+
+    @property
+    def coefficient(self) -> float:
+        """D*/N of the first temperature in 1/s; NaN where a chain failed."""
+        return math.nan if self.diffusion is None else float(self.diffusion.coefficient[0])
+
+    @property
+    def coefficient_error(self) -> float:
+        """Standard error of `coefficient`."""
+        return math.nan if self.diffusion is None else float(self.diffusion.coefficient_error[0])
+
+
+def measure_diffusion(
+    run: Run,
+    states: Any,
+    *,
+    every: int,
+    seconds: float,
+    discard_steps: int | None = None,
+    max_steps: int = 2**30,
+    observe: bool = False,
+    chunk_size: int | None = None,
+) -> MeasuredDiffusion:
+    """Run chains for some time and measure their displacement in wall-clock time.
+
+    The clock runs during steps and measurements of the gradient variance. It stands still during compilation and while
+    observables are computed. At least one displacement is measured.
 
     Args:
-        trace: from `sample` or a timed run.
-        seconds_per_step: of all chains together.
-        burn_in: share of the records to discard.
-        names: observables; those that the trace does not have are left out.
+        run: the chains.
+        states: their states, from `run.start` or an earlier measurement; the buffers are reused.
+        every: steps between records, the shortest interval Δt; it should exceed 1/(1 − c1²).
+        seconds: time on the clock.
+        discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.
+        max_steps: length of the longest run.
+        observe: compute loss, |w|² and error of every chain on the examples observed by `run`, at records where this
+            has not yet taken half of the sampling time.
+        chunk_size: examples held at once when observing.
     """
-    check_positive("seconds_per_step", seconds_per_step)
-    steps = np.asarray(trace["step"], np.float64)
-    interval = float(steps[0])
-    found = {}
-    for name in names:
-        if name in trace:
-            kept = discard(np.asarray(trace[name].values), burn_in)
-            seconds = kept.shape[-1] * interval * seconds_per_step
-            found[name] = np.array([average(chains).effective_samples for chains in kept]) / seconds
-    return found
+    check_integer("every", every, minimum=1)
+    if not _all_healthy(states):
+        return MeasuredDiffusion(None, 0, 0.0, 0.0, {}, states)
+    origin = int(np.max(np.asarray(states.step)))
+    if discard_steps is None:
+        discard_steps = int(np.min(np.asarray(getattr(states, "next_refresh", origin)))) - origin
+    stop = origin + max(2, max_steps // every) * every
+    records = run.records(states, first=origin, stop=stop, every=stop + 1, pause_every=every)  # nothing is recorded
+    record = next(records)  # compiles
+    while record.step <= origin + discard_steps:
+        record = next(records)
+    displacements, observations = Displacements(10), []
+    durations: dict[bool, list[float]] = {True: [], False: []}  # of intervals with and without a refresh
+    first, clock, observing = record.step, 0.0, 0.0
+    weights = jax.vmap(run.sampler.position)(record.states)
+    displacements.observe(first, clock, weights)
+    if observe:  # compiles
+        jax.block_until_ready(_observe(run.sampler, weights, run.observed, chunk_size))
+    last_refresh, healthy = _last_refresh(record.states), _all_healthy(record.states)
+    while healthy and record.step < stop and (record.step == first or clock < seconds):
+        before, began = last_refresh, time.perf_counter()
+        record = next(records)
+        jax.block_until_ready(record.states)
+        duration = time.perf_counter() - began
+        last_refresh, healthy = _last_refresh(record.states), _all_healthy(record.states)
+        durations[last_refresh != before].append(duration)
+        clock += duration
+        weights = jax.vmap(run.sampler.position)(record.states)
+        displacements.observe(record.step, clock, weights)
+        if observe and healthy and observing <= 0.5 * clock:
+            began = time.perf_counter()
+            observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, chunk_size)))
+            observing += time.perf_counter() - began
+    refresh_seconds = 0.0
+    if durations[True] and durations[False]:
+        refresh_seconds = max(0.0, sum(durations[True]) - len(durations[True]) * float(np.median(durations[False])))
+    names = observations[0] if observations else {}
+    observables = {name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names}
+    found = displacements.diffusion(len(run.temperatures)) if healthy else None
+    return MeasuredDiffusion(found, record.step - first, clock, refresh_seconds, observables, record.states)
 
 
-def _distinct(references: list[tuple[int, Weights] | None]) -> list[tuple[int, Weights]]:
-    """Each reference point once: one that was taken for several k has one interval, not several."""
-    return list({reference[0]: reference for reference in references if reference is not None}.values())
+def _all_healthy(states: Any) -> bool:
+    return bool(np.isin(np.asarray(states.status), HEALTHY).all())
+
+
+def _last_refresh(states: Any) -> int:
+    """Return the step of the latest measurement of the gradient variance by any chain; 0 for other samplers."""
+    return int(np.max(np.asarray(getattr(states, "last_refresh", 0))))
 
 
 @jax.jit
 def _mean_squared_distance(left: Weights, right: Weights) -> Array:
-    """|a − b|²/N of every chain."""
+    """Return |a − b|²/N of every chain."""
 
     def one(a: Weights, b: Weights) -> Array:
-        difference = jax.tree.map(jnp.subtract, a, b)
-        return trees.squared_norm(difference) / trees.num_weights(a)
+        return trees.squared_norm(jax.tree.map(jnp.subtract, a, b)) / trees.num_weights(a)
 
     return jax.vmap(one)(left, right)
+
+
+@partial(jax.jit, static_argnames="chunk_size")
+def _observe(sampler: Sampler, weights: Weights, dataset: Dataset, chunk_size: int | None) -> dict[str, Array]:
+    """Return loss, |w|² and error of every chain by forward passes."""
+    potential = sampler.potential
+    quantities = {"loss": potential.per_example_loss, "error": potential.per_example_error}
+    present = {name: quantity for name, quantity in quantities.items() if quantity is not None}
+
+    def one(chain: Weights) -> dict[str, Array]:
+        means = exact_means(list(present.values()), chain, dataset, chunk_size)
+        values = {name: mean.high + mean.low for name, mean in zip(present, means, strict=True)}
+        return values | {"squared_norm": trees.squared_norm(chain)}
+
+    return jax.vmap(one)(weights)

@@ -1,98 +1,56 @@
-"""The two-temperature ensemble check (Shirts, J. Chem. Theory Comput. 9, 909 (2013)).
+"""Ensembles of sampled weights: whether their energies follow exp(−U/T), and what they predict.
 
-Whatever the density of states, two samples of exp(−U/T) at T1 and T2 satisfy
+**Two-temperature check** (Shirts, J. Chem. Theory Comput. 9, 909 (2013)). Whatever the density of states, two samples
+of exp(−U/T) at T1 and T2 satisfy
 
     ln[P2(U)/P1(U)] = const − (1/T2 − 1/T1)·U,
 
 so the ratio of the two histograms is linear in U with a slope that contains no unknown. The slope is found by maximum
-likelihood: given U, the probability that a sample came from T2 is a logistic function of it. Unlike the kinetic and
-virial temperatures, which are first moments, this looks at the width of the energy distribution too.
+likelihood: given U, the probability that a sample came from T2 is a logistic function of U. Unlike the kinetic and
+virial temperatures, which are first moments, the check also depends on the width of the energy distribution.
+
+**Predictions.** The prediction of an ensemble is the mean of its members' predictive distributions.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .averages import MIN_DRAWS, Floats, as_chains, inefficiency
-
-MAX_SEPARATION = 4.0
-"""Distance of the two means, in standard deviations, beyond which the histograms hardly share a bin."""
-BEST_SEPARATION = 2.0
-"""Distance at which the slope is determined best, about."""
-MIN_SAMPLES = 20
-"""Fewer independent samples than this at either temperature are not fitted."""
-MAX_BINS = 20
-"""Of the histograms whose ratio is drawn."""
+from .._checks import check_integer, check_positive
+from .._trees import Array, Weights
+from ..gradients import DEFAULT_CHUNK_SIZE
+from ..potential import Potential, check_labels
+from .averages import Floats, as_chains, effective_samples
+from .verdicts import MIN_EFFECTIVE_SAMPLES
 
 
 class EnsembleCheck(NamedTuple):
-    """The measured slope of ln[P2(U)/P1(U)] against what it must be."""
+    """Measured slope of ln[P2(U)/P1(U)], compared with the expected one."""
 
-    ratio: float
-    """Measured slope over −(1/T2 − 1/T1); 1 is right. NaN where it cannot be measured."""
-    standard_error: float
-    """Of `ratio`, by bootstrap over blocks longer than the autocorrelation."""
-    expected_slope: float
-    num_samples: tuple[float, float]
-    """Independent samples at the two temperatures."""
-    separation: float
-    """Distance between the means of U in units of their standard deviation."""
-    suggested_temperature: float
-    """A temperature next to T1 whose energies overlap well with those at T1."""
+    ratio: float  # measured slope over −(1/T2 − 1/T1), ideally 1; NaN where it cannot be measured
+    standard_error: float  # standard error of `ratio`, by bootstrap over blocks longer than the autocorrelation
+    expected_slope: float  # slope −(1/T2 − 1/T1)
+    num_samples: tuple[float, float]  # independent samples at the two temperatures
+    separation: float  # distance between the means of U in units of their standard deviation
+    suggested_temperature: float  # a temperature next to T1 whose energies overlap well with those at T1
 
     @property
     def deviation(self) -> float:
-        """How many standard errors the slope is off."""
+        """Deviation of the slope in standard errors."""
         return (self.ratio - 1) / self.standard_error
 
     @property
     def overlap(self) -> bool:
-        """Whether the two distributions overlap enough to compare them."""
-        return self.separation <= MAX_SEPARATION
-
-
-class EnergyRatio(NamedTuple):
-    """ln[P2(U)/P1(U)] bin by bin, beside the line that it must follow."""
-
-    energies: Floats
-    """The middles of the bins that hold samples of both temperatures."""
-    log_ratios: Floats
-    standard_errors: Floats
-    expected: Floats
-    """The line of slope −(1/T2 − 1/T1) through the measured points; its height is the one number that is fitted."""
-
-
-def energy_ratio(first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float]) -> EnergyRatio | None:
-    """The two histograms' ratio, as a picture shows it; None where they cannot be compared, as in the check.
-
-    Args:
-        first: potential U at T1, (draw,) or (chain, draw), burn-in already discarded.
-        second: potential U at T2.
-        temperatures: (T1, T2).
-    """
-    chains = [as_chains(first), as_chains(second)]
-    effective = [_effective(u) for u in chains]
-    if not (min(effective) >= MIN_SAMPLES and _separation(chains) <= MAX_SEPARATION):
-        return None
-    low, high = max(u.min() for u in chains), min(u.max() for u in chains)
-    if not high > low:
-        return None
-    edges = np.linspace(low, high, int(np.clip(min(effective) / 10, 4, MAX_BINS)) + 1)
-    counts = np.stack([np.histogram(u, edges)[0] for u in chains])
-    shared = (counts > 0).all(axis=0)
-    energies = ((edges[1:] + edges[:-1]) / 2)[shared]
-    shares = counts[:, shared] / np.array([[u.size] for u in chains])
-    log_ratios = np.log(shares[1] / shares[0])
-    # The variance of ln n is 1/n, for independent samples.
-    independent = shares * np.array(effective)[:, None]
-    variances = (1 / independent).sum(axis=0)
-    slope = -(1 / temperatures[1] - 1 / temperatures[0])
-    offset = np.average(log_ratios - slope * energies, weights=1 / variances) if len(energies) else 0.0
-    return EnergyRatio(energies, log_ratios, np.sqrt(variances), offset + slope * energies)
+        """Whether the two histograms share enough bins: the means are at most four standard deviations apart."""
+        return self.separation <= 4
 
 
 def two_temperature_check(
@@ -105,16 +63,18 @@ def two_temperature_check(
         second: potential U at T2.
         temperatures: (T1, T2).
         num_bootstrap: resamplings for the standard error.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     chains = [as_chains(first), as_chains(second)]
     effective = (_effective(chains[0]), _effective(chains[1]))
     low, high = temperatures
     expected = -(1 / high - 1 / low)
-    separation = _separation(chains)
+    spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
+    separation = abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
     suggested = _neighbour(low, high, float(chains[0].std()))
-    if not (min(effective) >= MIN_SAMPLES and separation <= MAX_SEPARATION):
-        return EnsembleCheck(math.nan, math.nan, expected, effective, separation, suggested)
+    unknown = EnsembleCheck(math.nan, math.nan, expected, effective, separation, suggested)
+    if not (min(effective) >= MIN_EFFECTIVE_SAMPLES and unknown.overlap):
+        return unknown
     energies = np.concatenate([u.ravel() for u in chains])
     scaled = (energies - energies.mean()) / energies.std()
     from_second = np.repeat([0.0, 1.0], [u.size for u in chains])
@@ -122,27 +82,22 @@ def two_temperature_check(
     resampled = np.concatenate([_block_weights(u, random, num_bootstrap) for u in chains], axis=1)
     weights = np.concatenate([np.ones((1, len(energies))), resampled])
     ratios = _logistic_slopes(scaled, from_second, weights) / energies.std() / expected
-    return EnsembleCheck(float(ratios[0]), float(ratios[1:].std()), expected, effective, separation, suggested)
-
-
-def _separation(chains: list[Floats]) -> float:
-    """Distance of the means in units of the standard deviation."""
-    spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
-    return abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
+    return unknown._replace(ratio=float(ratios[0]), standard_error=float(ratios[1:].std()))
 
 
 def _effective(chains: Floats) -> float:
-    """Independent samples in all chains."""
-    return sum(len(chain) / inefficiency(chain) for chain in chains) if chains.shape[1] >= MIN_DRAWS else 0.0
+    """Return the independent samples in all chains, each taken by itself."""
+    return float(np.nan_to_num(sum(effective_samples(chain) for chain in chains)))
 
 
 def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int) -> Floats:
-    """How often every draw occurs in resamplings of whole blocks; axes (resampling, draw of all chains).
+    """Return how often every draw occurs in resamplings of complete blocks, (resampling, draw of all chains).
 
-    Blocks of 8·g draws are as good as independent; they are shorter, down to 4·g, where there would be fewer than 20.
+    Blocks of 8 times the autocorrelation are nearly independent; they are shorter, down to 4 times, where there would
+    be fewer than 20.
     """
-    inefficient = float(np.mean([inefficiency(chain) for chain in chains]))
-    length = math.ceil(min(8 * inefficient, max(4 * inefficient, chains.size / MIN_SAMPLES)))
+    inefficiency = float(np.mean([len(chain) / effective_samples(chain) for chain in chains]))
+    length = math.ceil(min(8 * inefficiency, max(4 * inefficiency, chains.size / MIN_EFFECTIVE_SAMPLES)))
     blocks_per_chain = -(-chains.shape[1] // length)
     num_blocks = len(chains) * blocks_per_chain
     counts = random.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), num_bootstrap).astype(np.float64)
@@ -151,17 +106,17 @@ def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: i
 
 
 def _neighbour(low: float, high: float, fluctuation: float) -> float:
-    """The temperature next to `low`, towards `high`, whose mean energy lies BEST_SEPARATION deviations away.
+    """Return the temperature next to `low`, towards `high`, whose mean energy is two standard deviations away.
 
-    The mean energy moves by the variance of U times the change of 1/T.
+    The mean energy changes by the variance of U times the change of 1/T; at two deviations the slope is known best.
     """
-    change = BEST_SEPARATION / fluctuation if fluctuation > 0 else math.inf
+    change = 2 / fluctuation if fluctuation > 0 else math.inf
     inverse = 1 / low - math.copysign(change, high - low)
     return 1 / inverse if inverse > 0 else math.inf
 
 
 def _logistic_slopes(x: Floats, label: Floats, weights: Floats) -> Floats:
-    """Slopes of weighted logistic regressions of `label` on `x`, one for each row of weights, by Newton's method."""
+    """Return the slopes of weighted logistic regressions of `label` on `x`, one for each row of weights (Newton)."""
     num_fits = len(weights)
     offset, slope = np.zeros(num_fits), np.zeros(num_fits)
     for _ in range(50):
@@ -171,10 +126,171 @@ def _logistic_slopes(x: Floats, label: Floats, weights: Floats) -> Floats:
         h00, h01, h11 = curvature.sum(1), curvature @ x, curvature @ x**2
         g0, g1 = residual.sum(1), residual @ x
         determinant = h00 * h11 - h01**2
-        # Steps are bounded: Newton overshoots where the curvature is nearly gone.
+        # Steps are bounded: Newton's method overshoots where the curvature nearly vanishes.
         change_offset = np.clip((h11 * g0 - h01 * g1) / determinant, -2, 2)
         change_slope = np.clip((h00 * g1 - h01 * g0) / determinant, -2, 2)
         offset, slope = offset + change_offset, slope + change_slope
         if max(np.abs(change_offset).max(), np.abs(change_slope).max()) < 1e-9:
             break
     return slope
+
+
+@dataclass(frozen=True)
+class ClassPredictions:
+    """Predictions of a classifier: one distribution over the classes per member and example."""
+
+    probabilities: np.ndarray  # probabilities of every member, (member, example, class)
+
+    @property
+    def mean_probabilities(self) -> np.ndarray:
+        """Distribution of the ensemble over the classes, (example, class)."""
+        return self.probabilities.mean(axis=0)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Most probable class of every example."""
+        return self.mean_probabilities.argmax(axis=-1)
+
+    @property
+    def predictive_entropy(self) -> np.ndarray:
+        """Entropy of the ensemble's distribution, (example,), in nats: 0 is certainty, log K is ignorance."""
+        return _entropy(self.mean_probabilities)
+
+    @property
+    def disagreement(self) -> np.ndarray:
+        """Part of the entropy due to members that disagree: entropy of the mean − mean entropy ≥ 0."""
+        return np.maximum(self.predictive_entropy - _entropy(self.probabilities).mean(axis=0), 0.0)
+
+    def error(self, targets: Any) -> float:
+        """Return the share of examples whose most probable class is not the target."""
+        return float(np.mean(self.labels != self._checked(targets)))
+
+    def negative_log_likelihood(self, targets: Any) -> float:
+        """Return −log of the probability of the target, averaged over the examples."""
+        targets = self._checked(targets)
+        chosen = self.mean_probabilities[np.arange(targets.size), targets]
+        return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
+
+    def calibration_error(self, targets: Any, *, num_bins: int = 15) -> float:
+        """Return the expected calibration error: |accuracy − confidence| over bins of confidence, weighted by size."""
+        check_integer("num_bins", num_bins, minimum=1)
+        right = self.labels == self._checked(targets)
+        confidence = self.mean_probabilities.max(axis=-1)
+        bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+        excess = np.bincount(bins, weights=confidence - right, minlength=num_bins)
+        return float(np.abs(excess).sum() / right.size)
+
+    def _checked(self, targets: Any) -> np.ndarray:
+        check_labels(targets, self.probabilities.shape[-1])
+        return _of_length(targets, self.probabilities.shape[1])
+
+
+@dataclass(frozen=True)
+class ValuePredictions:
+    """Predictions of a regression: a Gaussian around each member's value, a mixture of these for the ensemble."""
+
+    values: np.ndarray  # values of every member, (member, example, …)
+    noise_variance: float  # variance σ² of a target around its prediction
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Prediction of the ensemble."""
+        return self.values.mean(axis=0)
+
+    @property
+    def standard_deviation(self) -> np.ndarray:
+        """Standard deviation of a target: the spread of the members and the noise together."""
+        return np.sqrt(self.values.var(axis=0) + self.noise_variance)
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Standard deviation of the members' values."""
+        return self.values.std(axis=0)
+
+    def root_mean_squared_error(self, targets: Any) -> float:
+        """Return √⟨(mean − target)²⟩."""
+        return float(np.sqrt(np.mean((self.mean - self._checked(targets)) ** 2)))
+
+    def negative_log_likelihood(self, targets: Any) -> float:
+        """Return −log of the mixture's density at the targets, averaged over the examples."""
+        deviations = (self.values - self._checked(targets)).reshape(*self.values.shape[:2], -1)
+        exponent = -0.5 * (deviations**2 / self.noise_variance + np.log(2 * np.pi * self.noise_variance)).sum(axis=-1)
+        return float(-(np.logaddexp.reduce(exponent, axis=0) - np.log(len(exponent))).mean())
+
+    def calibration_error(self, targets: Any, *, num_levels: int = 19) -> float:
+        """Return the mean of |share of targets below the q-quantile of their prediction − q| over levels q."""
+        from scipy.special import ndtr  # noqa: PLC0415
+
+        check_integer("num_levels", num_levels, minimum=1)
+        deviations = self._checked(targets) - self.values
+        position = ndtr(deviations / np.sqrt(self.noise_variance)).mean(axis=0).ravel()
+        levels = np.arange(1, num_levels + 1) / (num_levels + 1)
+        return float(np.abs((position[:, None] <= levels).mean(axis=0) - levels).mean())
+
+    def _checked(self, targets: Any) -> np.ndarray:
+        targets = _of_length(targets, self.values.shape[1]).astype(np.float64)
+        if targets.shape != self.values.shape[1:]:
+            raise ValueError(
+                f"targets have shape {targets.shape}, predictions {self.values.shape[1:]}; make them equal"
+            )
+        return targets
+
+
+Predictions = ClassPredictions | ValuePredictions
+
+
+def predict(
+    potential: Potential,
+    members: Weights,
+    inputs: Any,
+    *,
+    noise_variance: float | None = None,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+) -> Predictions:
+    """Return the predictions of every member of an ensemble.
+
+    Args:
+        potential: from `classification` or `regression` (or a `Potential` with `class_scores` or `values`).
+        members: weights with one leading axis over the members.
+        inputs: arrays with one leading example axis, as in `Dataset`.
+        noise_variance: for regressions, the variance σ² of a target around its prediction. exp(−U/T) is the posterior
+            of targets with σ² = P·T, which is what `fit` passes.
+        chunk_size: examples held at once; bounds memory, not the result.
+    """
+    check_integer("chunk_size", chunk_size, minimum=1)
+    function = potential.class_scores if potential.class_scores is not None else potential.values
+    if function is None:
+        raise ValueError(
+            "potential has neither class_scores nor values, so it cannot predict; make it with classification or "
+            "regression, or pass one of the two to Potential"
+        )
+    num_examples = jax.tree.leaves(inputs)[0].shape[0]
+    pieces = [
+        np.asarray(
+            _apply(function, members, jax.tree.map(lambda a, s=start: jnp.asarray(a[s : s + chunk_size]), inputs))
+        )
+        for start in range(0, num_examples, chunk_size)
+    ]
+    raw = np.concatenate(pieces, axis=1).astype(np.float64)
+    if potential.class_scores is not None:
+        return ClassPredictions(np.exp(raw - np.logaddexp.reduce(raw, axis=-1, keepdims=True)))
+    if noise_variance is None:
+        raise ValueError("noise_variance is missing; a regression needs σ² of its targets: P·T at temperature T")
+    check_positive("noise_variance", noise_variance)
+    return ValuePredictions(raw, float(noise_variance))
+
+
+@partial(jax.jit, static_argnames="function")
+def _apply(function: Any, members: Weights, inputs: Any) -> Array:
+    return jax.lax.map(lambda weights: function(weights, inputs), members)
+
+
+def _entropy(probabilities: np.ndarray) -> np.ndarray:
+    return -np.sum(probabilities * np.log(np.where(probabilities > 0, probabilities, 1.0)), axis=-1)
+
+
+def _of_length(targets: Any, num_examples: int) -> np.ndarray:
+    array = np.asarray(targets)
+    if array.shape[:1] != (num_examples,):
+        raise ValueError(f"targets have shape {array.shape}, but {num_examples} examples were predicted")
+    return array

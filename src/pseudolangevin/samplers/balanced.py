@@ -22,6 +22,8 @@ Related methods: NOGIN (Matthews and Weare, arXiv 1805.08863), CCAdL (Shang et a
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -55,7 +57,10 @@ class BalancedLangevin(NoiseMassLangevin):
         temperature_ratio: 𝒯, the ratio of mini-batch noise to thermal noise that masses are set to. Diffusion grows in
             proportion to it.
         max_temperature_ratio: ratio above which a mass is raised after the warm-up; default: 4·`temperature_ratio`.
-        friction_every: steps n between two applications of the friction.
+        momentum_retention: c1. Momenta remember for 1/(1 − c1²) steps; a smaller c1 relaxes energies faster, but the
+            friction must then be applied more often.
+        friction_every: steps n between two applications of the friction; default: the largest n up to 5 with
+            n·(1 − c1²)·𝒯 ≤ 0.002, which was measured to be small enough.
         friction_batch_size: examples B of the batch that the friction is computed on; default: half of `batch_size`.
         num_warmup: steps during which masses are set from the noise; default: until two measurements at doubling
             intervals agree within `refresh_tolerance`.
@@ -65,8 +70,9 @@ class BalancedLangevin(NoiseMassLangevin):
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
     """
 
+    momentum_retention: float = math.sqrt(0.997)
     temperature_ratio: float = 0.1
-    friction_every: int = 5
+    friction_every: int | None = None
     friction_batch_size: int | None = None
     num_warmup: int | None = None
     warmup_refreshes: ClassVar[int] = 6
@@ -75,6 +81,9 @@ class BalancedLangevin(NoiseMassLangevin):
     def __post_init__(self) -> None:
         """Fill in the batch size of the friction and validate the settings."""
         super().__post_init__()
+        if self.friction_every is None:
+            bound = 0.002 / ((1 - self.momentum_retention**2) * self.temperature_ratio)
+            object.__setattr__(self, "friction_every", max(1, min(5, math.floor(bound + 1e-6))))
         check_integer("friction_every", self.friction_every, minimum=1)
         if self.friction_batch_size is None:
             object.__setattr__(self, "friction_batch_size", max(2, (self.batch_size or 2) // 2))
@@ -90,7 +99,19 @@ class BalancedLangevin(NoiseMassLangevin):
     @property
     def cycle(self) -> int:
         """Period of the step: the friction is applied once every `friction_every` steps."""
-        return self.friction_every
+        return self.friction_every or 1
+
+    def check(self, weights: Weights) -> None:
+        """Warn if the batch of the friction is so small that the friction itself is noisy."""
+        share = self.cycle * (1 - self.momentum_retention**2) * self.temperature_ratio
+        share *= trees.num_weights(weights) / (self.friction_batch_size or 2)
+        if share > 0.05:
+            warnings.warn(
+                f"friction_batch_size = {self.friction_batch_size} with friction_every = {self.friction_every}: the "
+                f"noise of the friction is {share:.0%} of the mini-batch noise, which may bias the samples; raise "
+                "friction_batch_size, or lower friction_every or temperature_ratio",
+                stacklevel=4,
+            )
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
         """Start the warm-up."""
@@ -103,7 +124,7 @@ class BalancedLangevin(NoiseMassLangevin):
     def step(self, state: LangevinState, batch: Batch | None) -> LangevinState:
         """Return the state after one step; in the middle of every cycle the friction is applied."""
         moved = super().step(state, batch)
-        due = state.step % self.friction_every == self.friction_every // 2
+        due = state.step % self.cycle == self.cycle // 2
         momentum = lax.cond(due, self.apply_balance, lambda s: s.half_step_momentum, moved)
         return moved._replace(half_step_momentum=momentum)
 
@@ -114,10 +135,10 @@ class BalancedLangevin(NoiseMassLangevin):
             step = super(BalancedLangevin, self).step
             return lax.scan(lambda s, _: (step(s, self.draw(s)), None), state, length=num)[0]
 
-        before = self.friction_every // 2 + 1
+        before = self.cycle // 2 + 1
         state = plain(state, before)
         state = state._replace(half_step_momentum=self.apply_balance(state))
-        return plain(state, self.friction_every - before) if self.friction_every > before else state
+        return plain(state, self.cycle - before) if self.cycle > before else state
 
     def apply_balance(self, state: LangevinState) -> Weights:
         """Return the momentum h after the friction f(G)."""
@@ -126,7 +147,7 @@ class BalancedLangevin(NoiseMassLangevin):
         batch = self.dataset.take(draw_indices(key, num_examples, size, state.step))
         product = covariance_product(self.potential, trees.unpack(state.weights), batch, self.precision)
         kick = 0.5 * (1 + self.momentum_retention**2) * self.time_step
-        strength = self.friction_every * kick**2 / ((self.batch_size or 1) * state.temperature)
+        strength = self.cycle * kick**2 / ((self.batch_size or 1) * state.temperature)
         root = jax.tree.map(jnp.sqrt, state.masses)
 
         def noise_product(y: Weights) -> tuple[Weights, Array]:
@@ -136,7 +157,7 @@ class BalancedLangevin(NoiseMassLangevin):
             return jax.tree.map(lambda f, r: strength * f / r, force, root), jnp.sqrt(strength) * slopes
 
         y = jax.tree.map(lambda h, r: h / r, state.half_step_momentum, root)
-        y = apply_friction(noise_product, y, self.momentum_retention**2, self.friction_every)
+        y = apply_friction(noise_product, y, self.momentum_retention**2, self.cycle)
         return jax.tree.map(lambda a, r: a * r, y, root)
 
     def refresh(self, state: LangevinState) -> LangevinState:

@@ -1,0 +1,1 @@
+"""Applications of sampling: training by sampling, the temperature, the sampler's settings, and timings."""

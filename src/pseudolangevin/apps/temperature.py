@@ -1,0 +1,242 @@
+"""The intermediate temperatures, at which samples generalise best, from the training set alone.
+
+Below the transition (near T = 1/P in the networks studied) samples overfit; above it, thermal noise and the test error
+grow with T. The recommended temperature is therefore the coldest one that shows no sign of overfitting.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from .. import _trees as trees
+from .._checks import check_integer, check_positive
+from .._random import as_key
+from .._trees import Key, Weights
+from ..chains import ChainStoppedWarning, DeadClassWarning, Result, sample
+from ..data import Dataset
+from ..diagnostics.averages import healthy_chains, kept
+from ..potential import Potential
+from ..samplers.langevin import PseudoLangevin
+from .fit import trained_starts
+
+
+@dataclass(frozen=True)
+class TemperatureRange:
+    """Intermediate temperatures, and the curve that justifies them."""
+
+    temperature: float
+    """Recommended temperature: the cold end of the range."""
+    low: float
+    """Coldest scanned temperature without a sign of overfitting."""
+    high: float
+    """Temperature at which the loss has risen by 1 %."""
+    cold_end: str
+    """Reason for the cold end: "overfitting" at colder temperatures, the "prior" (colder temperatures are not judged),
+    the "budget" (colder temperatures were not affordable), or "nothing" if no temperature could be judged."""
+    conclusive: bool
+    """Whether both ends have a reason, and the cold one is not the budget."""
+    notes: tuple[str, ...]
+    curve: xr.Dataset
+    """Averages over the second half of each chain, against temperature; gradient_variance is the mean over the hidden
+    layers, and `valid` whether the chain stayed finite and kept every class."""
+    cost: int
+    """Examples visited, measurements included."""
+    bayesian_temperature: float
+    """Temperature 1/P, at which exp(−U/T) is the ordinary posterior."""
+    weights: Weights
+    """Last weights at the recommended temperature: a start for sampling there."""
+
+    @property
+    def epochs(self) -> float:
+        """Cost in passes through the training set."""
+        return self.cost * self.bayesian_temperature
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the weights, for JSON."""
+        columns = {"temperature": self.curve["temperature"], **self.curve.data_vars}
+        curve = {name: [v if math.isfinite(v) else None for v in c.values.tolist()] for name, c in columns.items()}
+        names = ("temperature", "low", "high", "cold_end", "conclusive", "bayesian_temperature", "cost", "epochs")
+        return {name: getattr(self, name) for name in names} | {"notes": list(self.notes), "curve": curve}
+
+    def __str__(self) -> str:
+        """Return the result, the curve as a table, and the notes."""
+        table = self.curve.reset_coords(drop=True).to_dataframe().reset_index()
+        certainty = "" if self.conclusive else " (inconclusive)"
+        lines = [
+            f"recommended T = {self.temperature:.3g}   range {self.low:.3g} to {self.high:.3g}{certainty}",
+            f"Bayesian 1/P = {self.bayesian_temperature:.3g}   cost {self.epochs:.1f} epochs",
+            table.to_string(index=False, float_format="{:.4g}".format),
+        ]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def find_temperature(
+    potential: Potential,
+    dataset: Dataset,
+    weights: Weights,
+    *,
+    temperatures: Sequence[float] | None = None,
+    num_temperatures: int = 6,
+    epochs: float | None = None,
+    temperature_ratio: float | None = None,
+    key: Key | int = 0,
+    progress: bool | None = False,
+) -> TemperatureRange:
+    """Find the temperatures at which samples generalise best, from the training set alone.
+
+    A fifth of the budget trains the network by Adam. From there, chains at all temperatures run together, and `judge`
+    reads the range from their averages. The budget decides how cold the temperature grid begins: directions determined
+    by the data relax in 1/(4·T·𝒯) examples. Temperatures at which |w|² of the prior is below twice that of the trained
+    network are not scanned by default, and never recommended: samples that generalise are close to the prior. Just
+    below the transition overfitting takes far longer than a training, and a short scan does not show it.
+
+    Args:
+        potential: U.
+        dataset: the training set.
+        weights: random weights, such as `network.init(key)`.
+        temperatures: temperature grid; default: from the coldest affordable temperature, at which a chain has half a
+            relaxation time, to sixteen times that or to 8/P.
+        num_temperatures: size of the default grid.
+        epochs: budget, in passes through the training set; default: 25, or a million examples where that is more.
+        temperature_ratio: 𝒯; default: 0.1, falling as 1/√N beyond 100 000 weights, to keep the chains finite.
+        key: random key, or an integer seed.
+        progress: show progress bars.
+
+    Example:
+        >>> found = find_temperature(potential, train, network.init(key))  # doctest: +SKIP
+        >>> result = sample(sampler, found.weights, temperatures=[found.temperature], ...)  # doctest: +SKIP
+    """
+    grid = None if temperatures is None else np.sort(np.asarray(temperatures, float))
+    num_temperatures = num_temperatures if grid is None else grid.size
+    check_integer("num_temperatures", num_temperatures, minimum=3, maximum=100, remedy="a minimum needs at least 3")
+    num_examples, num_weights = dataset.num_examples, trees.num_weights(weights)
+    epochs = max(25.0, 1e6 / num_examples) if epochs is None else epochs
+    ratio = 0.1 * min(1.0, 1e5 / num_weights) ** 0.5 if temperature_ratio is None else temperature_ratio
+    check_positive("epochs", epochs)
+    potential.check(weights, dataset)
+    training_key, sampling_key = jax.random.split(as_key(key))
+    observed = min(1_000, num_examples)
+    start_loss = float(potential.loss(weights, dataset.head(observed).batch))
+    training_steps = int(np.clip(0.2 * epochs * num_examples / 128, 32, 20_000))
+    with warnings.catch_warnings():  # chains that stop or lose a class are marked as invalid
+        for expected in (ChainStoppedWarning, DeadClassWarning):
+            warnings.simplefilter("ignore", expected)
+        rate = 1e-3 * min(1.0, 5e4 / num_weights)  # at 1e-3, training a million weights can cost a class
+        settings = {"num_steps": training_steps, "candidates": 1, "learning_rate": rate, "key": training_key}
+        starts = trained_starts(potential, dataset, lambda _: weights, **settings, progress=progress)
+        start = jax.tree.map(lambda w: w[0], starts)
+        coldest = 4 * float(potential.regularizer(start)) / num_weights  # |w|² of the prior is N·T over the stiffness
+
+        # A step visits S examples, a measurement of the variance 20·S more.
+        training_cost = training_steps * min(128, num_examples) + min(10_000, num_examples) + observed
+        examples = (epochs * num_examples - training_cost) / num_temperatures
+        batch_size = int(np.clip(examples / 1000, min(16, num_examples), max(16, num_examples // 100)))
+        measured = min(num_examples, 20 * batch_size)
+        per_step, fixed = batch_size + (batch_size + measured) / 128, 8 * observed + 5 * (batch_size + measured)
+        num_steps = 8 * max(2, int((examples - fixed) / per_step / 8))
+        if grid is None:
+            cold = max(coldest, 0.5 / (4 * num_steps * batch_size * ratio))
+            grid = np.geomspace(cold, max(16 * cold, 8 / num_examples), num_temperatures)
+        result = sample(
+            PseudoLangevin(
+                potential,
+                dataset,
+                batch_size=batch_size,
+                temperature_ratio=ratio,
+                reset_probability=0.0,
+                refresh_every=128,
+                max_refresh_interval=128,
+                warmup_refreshes=4,
+                variance_examples=measured,
+                variance_block=20,
+                variance_max_batches=20,
+                mass_floor=0.1,  # at 0.01, chains on FashionMNIST did not stay finite
+            ),
+            start,
+            temperatures=grid.tolist(),
+            num_steps=num_steps,
+            record_every=num_steps // 8,
+            observe_examples=observed,
+            key=sampling_key,
+            progress=progress,
+        )
+    judgement = judge(curve := _curve(result), start_loss=start_loss, coldest=coldest)
+    index = int(np.searchsorted(grid, judgement[0] * (1 - 1e-6)))
+    if curve["valid"].values[index]:
+        start = jax.tree.map(lambda w: w[index, 0], result.weights)
+    cost = training_cost + num_temperatures * round(fixed + num_steps * per_step)
+    return TemperatureRange(judgement[0], *judgement, curve, cost, 1 / num_examples, start)
+
+
+def judge(
+    curve: xr.Dataset, *, start_loss: float, coldest: float = 0.0, tolerance: float = 4.0
+) -> tuple[float, float, str, bool, tuple[str, ...]]:
+    """Return low, high, cold_end, conclusive and notes of the `TemperatureRange` that a curve gives.
+
+    The mean gradient variance 𝒱 of the hidden layers is the paper's order parameter, a hundred times larger below the
+    transition than above it. The range begins, above `coldest`, where 𝒱 falls below `tolerance` times its minimum, and
+    ends where the loss has risen by 1 %. Chains whose loss is nearer to `start_loss`, that of the random weights, than
+    to the lowest one do not count: they have not learned, and their 𝒱 may be small as well.
+    """
+    temperatures, losses, variances = (curve[name].values for name in ("temperature", "loss", "gradient_variance"))
+    usable = curve["valid"].values & (variances > 0) & (temperatures >= coldest * (1 - 1e-6))
+    usable &= losses <= (start_loss + np.min(losses, where=usable, initial=start_loss)) / 2
+    notes = []
+    if not curve["valid"].values.all():
+        notes.append("invalid chains stopped or lost a class; try other random weights, or an identity output")
+    if not usable.any():
+        middle = float(temperatures[len(temperatures) // 2])
+        nothing = "nothing can be judged: no chain learned, or the prior is too narrow; raise epochs or temperatures"
+        return middle, middle, "nothing", False, (*notes, nothing)
+    judged, losses, variances = temperatures[usable], losses[usable], variances[usable]
+    overfitted = np.flatnonzero(variances[: variances.argmin()] > tolerance * variances.min())
+    first = int(overfitted.max(initial=-1)) + 1
+    cold_end = "overfitting" if first else "prior" if temperatures[0] <= coldest * (1 + 1e-6) else "budget"
+    if not first:
+        prior = "the cold end is where |w|² of the prior is twice that of a training"
+        notes.append("no overfitting was seen; " + (prior if cold_end == "prior" else "raise epochs for a colder scan"))
+    level, high = losses[first] + 0.01 * abs(losses[first]), float(judged[-1])
+    above = first + np.flatnonzero(losses[first:] > level)
+    if above.size:
+        sides = [above[0] - 1, above[0]]
+        high = float(np.exp(np.interp(level, losses[sides], np.log(judged[sides]))))
+    else:
+        notes.append("the loss does not rise up to the hottest temperature scanned; give hotter temperatures")
+    return float(judged[first]), high, cold_end, bool(above.size) and cold_end != "budget", tuple(notes)
+
+
+def _curve(result: Result) -> xr.Dataset:
+    """Return the average of each temperature's chain over the second half of the run."""
+    trace, valid = result.trace.isel(chain=0), healthy_chains(result.trace)[:, 0]
+    if "dead_class" in trace:
+        valid = valid & ~trace["dead_class"].isel(draw=-1).any("class").values
+    curve = kept(trace, 0.5).mean("draw", skipna=False)
+    sizes = [trees.num_weights(layer) for layer in trees.layers(result.weights).values()]
+    hidden = slice(max(1, len(sizes) - 1))
+    variance = np.average(curve["gradient_variance"].values[:, hidden], axis=1, weights=sizes[hidden])
+    names = [name for name in ("loss", "error", "squared_norm", "kinetic_temperature") if name in curve]
+    return curve[names].assign(gradient_variance=("temperature", variance), valid=("temperature", valid))
+
+
+def temperature_figure(found: TemperatureRange) -> Any:
+    """Return a Matplotlib figure of the curve that marks the range, the recommended T and 1/P."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (slow to import)
+
+    shown = found.curve.drop_vars(["valid", "squared_norm", "kinetic_temperature"])
+    figure = Figure(figsize=(4.1 * len(shown), 3.6), layout="constrained")
+    for axes, (name, values) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        axes.plot(values["temperature"], values, "o-", color="#0072b2", lw=0.9, ms=5)
+        axes.axvspan(found.low, found.high, color="0.5", alpha=0.15, lw=0)
+        axes.axvline(found.temperature, color="#009e73", lw=1.4, label="recommended")
+        axes.axvline(found.bayesian_temperature, color="0.4", lw=1, ls=":", label="1/P")
+        axes.set(xscale="log", xlabel="T", title=str(name).replace("_", " "))
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return figure

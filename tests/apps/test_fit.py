@@ -1,0 +1,137 @@
+"""Training by sampling, and starts without dead classes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pseudolangevin as pl
+from pseudolangevin.apps.fit import trained_starts
+
+
+@pytest.fixture(scope="module")
+def spins():
+    """Four classes of spin vectors and a narrow network with ReLU on its scores, which often loses a class."""
+    train, _ = pl.tasks.spin_vectors(
+        jax.random.key(0), num_train=600, num_test=10, dimension=20, num_classes=4, flip_probability=0.2
+    )
+    network = pl.models.feedforward((20, 3, 4), output_activation="relu")
+    return train, network, pl.classification(network.apply, weight_decay=1.0)
+
+
+SETTINGS = {"num_steps": 300, "num_starts": 2, "candidates": 8, "learning_rate": 1e-2, "key": 1, "progress": False}
+
+
+def test_trained_starts_have_learned_every_class(spins):
+    train, network, potential = spins
+    starts = trained_starts(potential, train, network.init, **SETTINGS)
+    random = trained_starts(potential, train, network.init, untrained=True, **SETTINGS)
+    inits = jax.vmap(lambda i: network.init(jax.random.fold_in(jax.random.key(1), i)))(jnp.arange(16))
+    for index in range(2):
+        start, before = (jax.tree.map(lambda w, i=index: w[i], weights) for weights in (starts, random))
+        scores = np.asarray(network.apply(start, train.inputs))
+        assert (scores.std(axis=0) > 0).all()
+        assert potential.loss(start, train.batch) < 0.8 * potential.loss(before, train.batch)
+        assert any(np.array_equal(before["layer1"]["kernel"], kernel) for kernel in inits["layer1"]["kernel"])
+
+
+def test_starts_that_lost_a_class_or_failed_are_reported(spins):
+    train, network, potential = spins
+
+    def silent(key):
+        weights = network.init(key)
+        return weights | {"layer2": jax.tree.map(lambda w: jnp.full_like(w, -1.0), weights["layer2"])}
+
+    with pytest.warns(pl.DeadClassWarning, match=r"2 of 2 starts have a dead class.*candidates"):
+        trained_starts(potential, train, silent, **SETTINGS)
+    with pytest.raises(ValueError, match=r"16 of 16 trainings did not stay finite.*learning_rate"):
+        trained_starts(potential, train, lambda key: jax.tree.map(lambda w: 1e30 * w, network.init(key)), **SETTINGS)
+
+
+def test_the_training_of_a_start_can_be_interrupted(spins):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    train, network, potential = spins
+    with pytest.raises(KeyboardInterrupt):
+        trained_starts(potential, train, network.init, on_pause=interrupt, **SETTINGS)
+
+
+def test_the_regression_ensemble_is_the_bayesian_posterior():
+    """A line through Gaussian targets at T = σ²/P: the spread of the ensemble is the posterior's, σ²·xᵀ(XᵀX)⁻¹x."""
+    num, sigma = 400, 0.5
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(num, 2)).astype(np.float32)
+    targets = (inputs @ [1.0, -2.0] + sigma * rng.normal(size=num)).astype(np.float32)
+    potential = pl.regression(lambda w, x: x @ w)
+    fitted = pl.fit(
+        potential,
+        pl.Dataset(inputs, targets),
+        jnp.array([1.0, -2.0]),
+        temperature=sigma**2 / num,
+        num_chains=40,
+        num_steps=1_200,
+        samples_per_chain=5,
+        batch_size=40,
+        progress=False,
+    )
+    prediction = fitted.predict(inputs[:20])
+    assert isinstance(prediction, pl.predictions.ValuePredictions)
+    assert prediction.noise_variance == pytest.approx(sigma**2)
+    exact = sigma * np.sqrt(np.einsum("ni,ij,nj->n", inputs[:20], np.linalg.inv(inputs.T @ inputs), inputs[:20]))
+    # 40 chains, so at least 40 independent members: the relative error of a spread is at most 1/√80.
+    assert np.mean(prediction.spread / exact) == pytest.approx(1, abs=4 / np.sqrt(80))
+    assert prediction.calibration_error(targets[:20]) < 0.2
+
+
+def test_a_classifier_is_fitted_at_the_temperature_found(small_task):
+    fitted = pl.fit(
+        small_task.potential,
+        small_task.train,
+        small_task.weights,
+        search_epochs=100,
+        num_steps=605,
+        samples_per_chain=5,
+        temperature_ratio=0.1,
+        batch_size=50,
+        num_chains=2,
+        test=small_task.test,
+        progress=False,
+    )
+    assert fitted.search is not None
+    assert fitted.temperature == fitted.search.temperature
+    assert fitted.history.step[-1] == 600
+    assert fitted.cost == fitted.search.cost + 2 * 600 * 50
+    assert fitted.num_members == 10
+    assert fitted.history.sizes["draw"] == 10
+    targets = small_task.test.targets
+    ensemble, one = fitted.predict(small_task.test.inputs), fitted.predict_one(small_task.test.inputs)
+    assert isinstance(ensemble, pl.predictions.ClassPredictions)
+    assert isinstance(one, pl.predictions.ClassPredictions)
+    assert one.error(targets) == pytest.approx(fitted.history.test_error.values[0, 0, -1], abs=1e-6)
+    np.testing.assert_allclose(ensemble.member(4).probabilities, one.probabilities, rtol=1e-4)
+    assert ensemble.error(targets) < 0.25
+    members = [ensemble.member(k).negative_log_likelihood(targets) for k in range(10)]
+    assert ensemble.negative_log_likelihood(targets) <= np.mean(members)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": "warm"}, "warm"),
+        ({"temperature": -1.0}, "temperature = -1.0"),
+        ({"temperature": 1e-3, "num_steps": 10}, "fewer samples"),
+        ({"temperature": 1e-3, "samples_per_chain": 0}, "samples_per_chain"),
+    ],
+)
+def test_bad_arguments(small_task, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pl.fit(small_task.potential, small_task.train, small_task.weights, **arguments)
+
+
+def test_every_chain_lost_is_an_error():
+    """Targets that are met exactly leave no mini-batch noise to choose masses from."""
+    line = pl.regression(lambda w, x: x * w)
+    data = pl.Dataset(np.arange(50.0), np.arange(50.0))
+    with pytest.warns(pl.ChainStoppedWarning), pytest.raises(RuntimeError, match="temperature_ratio"):
+        pl.fit(line, data, jnp.ones(()), temperature=1e-3, num_steps=4, samples_per_chain=1, progress=False)

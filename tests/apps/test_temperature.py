@@ -1,0 +1,126 @@
+"""The range that a curve gives, and the search on a small network."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import pseudolangevin as pl
+from pseudolangevin.apps.temperature import judge, temperature_figure
+
+
+def curve(temperatures, variances, losses, invalid=()):
+    valid = ~np.isin(np.arange(len(temperatures)), invalid)
+    columns = {"loss": losses, "gradient_variance": variances, "valid": valid}
+    return xr.Dataset(
+        {name: ("temperature", np.asarray(values)) for name, values in columns.items()}, {"temperature": temperatures}
+    )
+
+
+TEMPERATURES = np.geomspace(1e-6, 1e-3, 7)
+
+
+def test_the_published_curve_gives_a_temperature_that_generalises():
+    """In the paper's largest network test errors are within 0.0006 of the best from 2e-7 to 1e-6."""
+    published = curve(
+        [1e-7, 2e-7, 3e-7, 1e-6, 1e-4], [4.9e-8, 4.2e-10, 2.1e-10, 7.1e-11, 4e-8], [0.043, 0.322, 0.325, 0.331, 0.475]
+    )
+    low, high, cold_end, conclusive, notes = judge(published, start_loss=2.3)
+    assert (conclusive, cold_end, notes) == (True, "overfitting", ())
+    assert 2e-7 <= low <= 1e-6
+    assert low < high <= 3e-6
+
+
+def test_the_range_ends_where_thermal_noise_raises_the_loss():
+    rising = curve(TEMPERATURES, np.ones(7), 0.3 + 60 * TEMPERATURES)
+    low, high, cold_end, conclusive, notes = judge(rising, start_loss=2.3)
+    assert (low, cold_end, conclusive) == (TEMPERATURES[0], "budget", False)
+    assert "raise epochs" in notes[0]
+    assert 2e-5 < high < 8e-5  # the loss is higher by a hundredth at 5e-5
+    _, _, cold_end, conclusive, notes = judge(rising, start_loss=2.3, coldest=TEMPERATURES[0])
+    assert (cold_end, conclusive) == ("prior", True)
+    assert "raise epochs" not in notes[0]
+    _, high, _, conclusive, notes = judge(curve(TEMPERATURES, np.ones(7), np.full(7, 0.3)), start_loss=2.3)
+    assert (high, conclusive) == (TEMPERATURES[-1], False)
+    assert "hotter" in notes[-1]
+
+
+def test_chains_that_did_not_learn_or_are_invalid_or_too_cold_do_not_count():
+    variances, losses = np.array([90.0, 30.0, 2.0, 1.0, 2.0, 30.0, 90.0]), np.linspace(0.3, 0.31, 7)
+    assert judge(curve(TEMPERATURES, variances, losses), start_loss=2.3)[0] == TEMPERATURES[2]
+    for index in (1, 6):
+        small = np.where(np.arange(7) == index, 0.01, variances)
+        unlearned = curve(TEMPERATURES, small, np.where(np.arange(7) == index, 2.2, losses))
+        assert judge(unlearned, start_loss=2.3)[0] == TEMPERATURES[2]
+        low, *_, notes = judge(curve(TEMPERATURES, small, losses, invalid=[index]), start_loss=2.3)
+        assert low == TEMPERATURES[2]
+        assert "lost a class" in notes[0]
+    cold = curve(TEMPERATURES, np.where(np.arange(7) == 0, 0.01, variances), losses)
+    assert judge(cold, start_loss=2.3, coldest=2e-6)[0] == TEMPERATURES[2]
+    for nothing in (
+        curve(TEMPERATURES, np.ones(7), np.full(7, np.nan)),
+        curve(TEMPERATURES, np.ones(7), np.full(7, 9.0)),
+    ):
+        *_, cold_end, conclusive, notes = judge(nothing, start_loss=2.3)
+        assert (cold_end, conclusive) == ("nothing", False)
+        assert "nothing can be judged" in notes[0]
+
+
+@pytest.fixture(scope="module")
+def found(small_task):
+    return pl.find_temperature(small_task.potential, small_task.train, small_task.weights, epochs=100)
+
+
+def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
+    assert found.bayesian_temperature == pytest.approx(1e-3)
+    assert 60 < found.epochs <= 100
+    assert found.temperature == found.low <= found.high
+    assert found.curve.sizes == {"temperature": 6}
+    assert found.curve["valid"].all()
+    assert (np.diff(found.curve["temperature"]) > 0).all()
+    assert found.curve["temperature"].values[-1] >= 8e-3
+    learned = small_task.potential.loss(found.weights, small_task.train.batch)
+    assert learned < 0.6 * small_task.potential.loss(small_task.weights, small_task.train.batch)
+    # Hotter chains have a larger loss and longer weights.
+    assert found.curve["loss"][-1] > found.curve["loss"].values[np.searchsorted(found.curve["temperature"], found.low)]
+    assert found.curve["squared_norm"][-1] > found.curve["squared_norm"][0]
+    assert str(found).replace("|w|²", "").isascii()
+    assert "recommended T" in str(found)
+    assert len(str(found).splitlines()) >= 8
+    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert stored["temperature"] == found.temperature
+    assert len(stored["curve"]["loss"]) == len(stored["curve"]["temperature"]) == 6
+
+
+def test_chains_that_fail_are_marked_as_invalid(small_task):
+    """At T = 1e5 no chain stays finite."""
+    temperatures = [1e5, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2]
+    failing = pl.find_temperature(
+        small_task.potential, small_task.train, small_task.weights, temperatures=temperatures, epochs=100
+    )
+    assert failing.curve["valid"].values.tolist() == [True] * 5 + [False]
+    assert failing.high <= 1e-2
+    assert "stopped" in failing.notes[0]
+    assert failing.to_dict()["curve"]["loss"][-1] is None
+
+
+def test_the_figure(found, tmp_path):
+    figure = temperature_figure(found)
+    assert len(figure.axes) == 3
+    figure.savefig(tmp_path / "scan.png")
+    assert (tmp_path / "scan.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperatures": [1e-3, 2e-3]}, "at least 3"),
+        ({"num_temperatures": 2}, "num_temperatures = 2"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"temperatures": [-1e-3, 1e-3, 2e-3]}, "-0.001"),
+    ],
+)
+def test_bad_arguments(small_task, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pl.find_temperature(small_task.potential, small_task.train, small_task.weights, **arguments)
