@@ -233,20 +233,18 @@ class Settings(Section):
     )
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
-    network: Network = Field(default_factory=Network, description="the network")
-    potential: PotentialSettings = Field(
-        default_factory=PotentialSettings, description="U of the distribution exp(-U/T)"
-    )
+    network: Network = Field(description="the network")
+    potential: PotentialSettings = Field(description="U of the distribution exp(-U/T)")
     sampler: _one_of("sampler") = Field(description="the method")  # type: ignore[valid-type]
     start: _one_of("start") = Field(description="the weights at step 0")  # type: ignore[valid-type]
-    recording: Recording = Field(default_factory=Recording, description="what is written, and how often")
-    placement: Devices = Field(default_factory=Devices, description="the devices")
+    recording: Recording = Field(description="what is written, and how often")
+    placement: Devices = Field(description="the devices")
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
         """Fill in the default alternative of sections, the temperatures, and the interval between records."""
-        data = dict(data)
+        data = {"network": {}, "potential": {}, "recording": {}, "placement": {}} | data
         for section, choices in CHOICES.items():
             if isinstance(table := data.setdefault(section, {}), dict):
                 data[section] = {_tag(section): next(iter(choices))} | table
