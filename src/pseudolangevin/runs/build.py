@@ -25,8 +25,6 @@ from ..placement import Placement
 from ..samplers import SAMPLERS
 from .config import ConfigError, Files, FileStart, RandomStart, Settings
 
-STATE_COPIES = 8  # copies of the weights that a chain needs at most: momenta, masses, variances, gradients, temporaries
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -176,7 +174,8 @@ def _check_memory(settings: Settings) -> None:
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * jax.process_count()
     num_weights = sum((a + 1) * b for a, b in pairwise(settings.network.sizes))
     chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
-    needs = {"network.sizes, num_chains and temperatures": STATE_COPIES * 4 * num_weights * chains}
+    # At most eight copies of the weights: momenta, masses, variances, gradients, temporaries.
+    needs = {"network.sizes, num_chains and temperatures": 8 * 4 * num_weights * chains}
     if (task := settings.task).kind == "spin_vectors":
         needs["task.num_train, num_test and dimension"] = (task.num_train + task.num_test) * 5 * task.dimension
     for keys, need in needs.items():

@@ -29,24 +29,16 @@ from ..samplers.base import MAX_STEPS
 
 MAX_BYTES = 1_000_000  # of a configuration file
 MAX_RECORDS = 10_000_000
-DEFAULT_RECORDS, DEFAULT_RECORD_EVERY = 40, 15_000  # a record takes as long as 100 steps or so: at most 5 % of the run
+RECORDS, LONGEST = 40, 15_000  # default number of records and longest interval: records take 5 % of the time at most
 PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder")  # keys of task and start
 
 NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress", "validate_every", "patience")
-SPINS = "the class vectors and the examples; 6 is close to the paper's data"
-ASCII = str.maketrans(
-    {
-        "𝒱": "gradient variance",
-        "𝒯": "temperature ratio",
-        "δ": "d",
-        "γ": "gamma",
-        "ω": "omega",
-        "ρ": "rho",
-        "λ": "lambda",
-    }
-    | {"Δ": "d", "Σ": "sum ", "√": "sqrt", "∇": "grad ", "≤": "<=", "≈": "~", "…": "...", "⁻": "^-", "→": "->"}
-    | dict(zip("·−×–⁺ᵏ¹⁴⟨⟩ξμ", "*-x-+k14<>xm", strict=True))
-)  # printed text has no other characters than these
+WORDS = (
+    "𝒱=gradient variance,𝒯=temperature ratio,γ=gamma,ω=omega,ρ=rho,λ=lambda,Σ=sum,√=sqrt,∇=grad,≤=<=,…=...,⁻=^-,→=->"
+)
+ASCII = str.maketrans(  # printed text has no other characters than these
+    dict(zip("·−×–⁺ᵏ¹⁴⟨⟩ξμδΔ≈", "*-x-+k14<>xmdd~", strict=True)) | dict(word.split("=", 1) for word in WORDS.split(","))
+)
 
 Count = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -86,7 +78,7 @@ def section_of(
             default = more.pop(key, parameter.default)
             description = " ".join(described.get(key, "").split()).rstrip(".").translate(ASCII)
             fields[key] = (hint, Field(... if default is inspect.Parameter.empty else default, description=description))
-    return create_model("".join(word.title() for word in name.split("_")), __base__=Section, **fields, **more)
+    return create_model(name, __base__=Section, **fields, **more)
 
 
 def _toml_type(hint: Any) -> Any:
@@ -127,9 +119,7 @@ class Files(Section):
 class Network(Section):
     """The feed-forward network."""
 
-    sizes: Annotated[list[Count], Field(min_length=2)] = Field(
-        [100, 50, 100, 10], description="widths from the input to the output; the paper's are 100, L1, 100, 10"
-    )
+    sizes: Annotated[list[Count], Field(min_length=2)] = Field([100, 50, 100, 10], description="widths, inputs first")
     output_activation: Literal["relu", "identity"] = Field("relu", description="with identity, no class can die")
 
 
@@ -147,9 +137,7 @@ class PotentialSettings(Section):
 
     kind: Literal["classification", "regression"] = Field("classification", description="cross-entropy, squared error")
     weight_decay: Annotated[float | dict[str, float], PlainValidator(_weight_decay)] = Field(
-        10.0611,
-        description="lambda of the regulariser lambda/(2N)*|w|²; or by tensor, where the first pattern that matches "
-        'counts: { "*.bias" = 1.0, "*" = 9.0 }',
+        10.0611, description='lambda of lambda/(2N)*|w|²; or by tensor, first match: { "*.bias" = 1.0, "*" = 9.0 }'
     )
 
 
@@ -164,10 +152,7 @@ class FileStart(Section):
     """Weights from a file."""
 
     kind: Literal["file"]
-    file: File = Field(
-        description=".npz file with one array per tensor, named like layer1.kernel; all may have leading axes "
-        "(temperature, chain)"
-    )
+    file: File = Field(description=".npz file of arrays like layer1.kernel, alone or with axes (temperature, chain)")
 
 
 class Recording(Section):
@@ -196,7 +181,7 @@ def _seed(default: int, description: str) -> Any:
 CHOICES: dict[str, dict[str, type[Section]]] = {
     "task": {
         "spin_vectors": section_of(
-            tasks.spin_vectors, "kind", "spin_vectors", num_train=55_800, num_test=10_044, seed=_seed(6, SPINS)
+            tasks.spin_vectors, "kind", "spin_vectors", num_train=55_800, num_test=10_044, seed=_seed(6, "the data")
         ),
         "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", seed=_seed(0, "the projection")),
         "idx": section_of(tasks.idx, "kind", "idx", seed=_seed(0, "the projection")),
@@ -226,10 +211,9 @@ class Settings(Section):
 
     temperatures: list[float] | None = Field(None, description="T of each group of chains, all different")
     num_chains: Count = Field(2, description="independent chains at each temperature")
-    num_steps: Count = Field(DEFAULT_RECORDS * DEFAULT_RECORD_EVERY, description="steps of every chain")
+    num_steps: Count = Field(RECORDS * LONGEST, description="steps of every chain")
     record_every: Count = Field(
-        description="steps between records, each of which visits all examples, like P/S steps. Unset: "
-        f"{DEFAULT_RECORD_EVERY}, or num_steps/{DEFAULT_RECORDS} in a shorter run"
+        description=f"steps between records, which visit all examples; unset: num_steps/{RECORDS}, {LONGEST} at most"
     )
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
@@ -271,11 +255,11 @@ class Settings(Section):
     @property
     def num_kept(self) -> int:
         """Number of kept weights of the complete run."""
-        return self.num_records // self.recording.keep_weights_every if self.recording.keep_weights_every else 0
+        return self.num_records // (self.recording.keep_weights_every or self.num_records + 1)
 
 
 def _default_interval(num_steps: int) -> int:
-    return max(1, min(DEFAULT_RECORD_EVERY, num_steps // DEFAULT_RECORDS))
+    return max(1, min(LONGEST, num_steps // RECORDS))
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Settings:

@@ -275,8 +275,8 @@ def _restore(folder: RunFolder, experiment: Experiment) -> tuple[Checkpoint, Any
     records, kept = read_committed(folder)  # after the checkpoint, which a run writes after its records
     trace, weights = open_stores(folder, run, shapes, settings, (records, kept))
     trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
-    every = settings.recording.keep_weights_every
-    wrong = kept != (records // every if every else 0) or at.records != at.step // settings.record_every
+    every = settings.recording.keep_weights_every or records + 1
+    wrong = kept != records // every or at.records != at.step // settings.record_every
     if wrong or at.records > records or at.kept > kept:
         why = f"gives {records} records and {kept} kept weights, which does not fit the checkpoint at step {at.step}"
         raise RunFolderError(f"{folder.committed} {why}; restore the folder from a copy")

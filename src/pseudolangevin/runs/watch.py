@@ -25,9 +25,7 @@ from ..samplers.base import HEALTHY, Status
 from .folder import RunFolder, RunFolderError, read_or_empty
 from .store import read_trace
 
-MAX_ROWS = 24
-RECENT = 240  # records of the sparklines
-QUIET_SECONDS = 60  # time without a new record after which the view mentions it
+MAX_ROWS = 24  # temperatures that are shown
 
 
 def watch(path: str | Path, once: bool = False, *, interval: float = 1.0, console: Console | None = None) -> None:
@@ -62,7 +60,7 @@ def watch(path: str | Path, once: bool = False, *, interval: float = 1.0, consol
 def render(path: str | Path, quiet_seconds: float = 0.0, width: int = 120) -> tuple[Group, int, bool]:
     """Return the view for a terminal of this width, the step of the last record, and whether the run is finished."""
     folder = RunFolder(Path(path))
-    config, trace = read_or_empty(folder.config), read_trace(path, RECENT)
+    config, trace = read_or_empty(folder.config), read_trace(path, last=240)
     heading = Text(folder.path.resolve().name, style="bold")
     words = [_get(config, "sampler", "name").replace("_", " "), _get(config, "network", "sizes")]
     words += [] if trace is None else [f"{trace.sizes['temperature']} temperature(s) x {trace.sizes['chain']} chain(s)"]
@@ -81,7 +79,7 @@ def render(path: str | Path, quiet_seconds: float = 0.0, width: int = 120) -> tu
         cells.append(Text("finished", style="green") if done else Text("all chains stopped", style="red"))
     elif speed > 0:
         cells += [f"{speed:,.{0 if speed >= 10 else 2}f} steps/s", f"{_clock((total - step) / speed)} left"]
-    if quiet_seconds > QUIET_SECONDS and not (done or stopped):
+    if quiet_seconds > 60 and not (done or stopped):
         cells.append(Text(f"no new record for {_clock(quiet_seconds)}", style="yellow"))
     line.add_row(*cells)
     return Group(heading, line, _table(trace, width)), step, done or stopped
