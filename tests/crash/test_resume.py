@@ -210,6 +210,23 @@ def test_checkpoints_between_records(tmp_path, finished, monkeypatch, checkpoint
     assert_same_run(path, finished)
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "name = 'balanced_langevin', batch_size = 10, refresh_every = 20",
+        "name = 'hybrid_monte_carlo', time_step = 0.1, num_leapfrog_steps = 3",
+    ],
+)
+def test_other_samplers_continue_to_the_same_bits(tmp_path, sampler):
+    for name, steps in [("whole", [60]), ("parts", [35, 60])]:
+        session.start(
+            small_settings(f"num_steps={steps[0]}", f"sampler={{{sampler}}}"), tmp_path / name, progress=False
+        )
+        for more in steps[1:]:
+            session.resume(tmp_path / name, [f"num_steps={more}"], progress=False)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
 def test_consolidated_metadata_are_repaired(tmp_path, finished):
     path = tmp_path / "run"
     shutil.copytree(finished, path)
