@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test browser lint types unit clean
+.PHONY: help demo test browser lint types unit size clean
 
 help:            ## Show this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -35,5 +35,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
+size: $(STAMP)   ## Size of the package, alongside its limits
+	$(BIN)/python benchmarks/size.py
+
 clean:           ## Remove the environment and everything generated
-	rm -rf $(VENV) build dist demo demo-before .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist demo demo-[0-9]* .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -21,9 +21,9 @@ import numpy as np
 
 import pseudolangevin as pl
 from examples import character_transformer, fashion_convnet
+from pseudolangevin.adapters import Model
 from pseudolangevin.adapters.equinox import from_equinox
 from pseudolangevin.adapters.flax import from_flax
-from pseudolangevin.adapters.model import Model
 from pseudolangevin.diagnostics import average
 
 TOLERANCE = 0.02

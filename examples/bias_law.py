@@ -1,15 +1,15 @@
-"""What correlated mini-batch noise does to the sampled distribution, measured and predicted.
+"""The effect of correlated mini-batch noise on the sampled distribution, measured and predicted.
 
-Pseudo-Langevin subtracts the variance of every component of the mini-batch noise, not the correlations between
-components. On an isotropic quadratic potential the consequence is exact: along a direction in which the correlation
-matrix of the noise has the eigenvalue ℓ, the temperature is
+    python -m examples.bias_law --out docs/bias-law.png
 
-    T·(1 + (1 + c1²)·𝒯·(ℓ − 1)),
+Pseudo-Langevin subtracts the variance of every component of the mini-batch noise, but not the correlations between
+components. For an isotropic quadratic potential the effect is known exactly: along a direction in which the correlation
+matrix of the noise has the eigenvalue l, the temperature is
 
-hotter where ℓ > 1, colder where ℓ < 1, right on average, and right everywhere for 𝒯 → 0. This script measures it with
-the real sampler and draws docs/bias-law.png.
+    T (1 + (1 + c1²) ratio (l - 1)),
 
-    python examples/bias_law.py --out docs/bias-law.png
+where c1 is the momentum retention. The direction is hotter for l > 1 and colder for l < 1. The mean over directions is
+T, and every direction approaches T as the temperature ratio approaches zero.
 """
 
 from __future__ import annotations
@@ -19,39 +19,36 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 import pseudolangevin as pl
 
 DIMENSION = 8
-BATCH_SIZE = 8
 TEMPERATURE = 0.5
-STIFFNESS = 0.05
-"""Soft, so that the error of the finite time step, (ωδt)²/4, is small and known."""
+STIFFNESS = 0.05  # soft, so that the error of the finite time step is small and known
 MOMENTUM_RETENTION = 0.9
 CORRELATION = 0.5
 EIGENVALUES = {1 + (DIMENSION - 1) * CORRELATION: "collective direction", 1 - CORRELATION: "all other directions"}
 
 
 def noisy_quadratic() -> tuple[pl.Potential, pl.Dataset]:
-    """½k|w|² plus b_μ·w, the b of unit variance and pairwise correlation CORRELATION, with exactly zero mean."""
+    """Return k|w|²/2 + b·w per example, where the b have zero mean, unit variance and pairwise correlation."""
     raw = np.random.default_rng(0).normal(size=(512, DIMENSION))
-    raw -= raw.mean(axis=0)
-    orthonormal = np.linalg.qr(raw)[0] * np.sqrt(512)
+    orthonormal = np.linalg.qr(raw - raw.mean(axis=0))[0] * np.sqrt(512)
     covariance = (1 - CORRELATION) * np.eye(DIMENSION) + CORRELATION
     rows = orthonormal @ np.linalg.cholesky(covariance).T
     potential = pl.Potential(lambda w, batch: 0.5 * STIFFNESS * jnp.sum(w**2) + batch[0] @ w)
     return potential, pl.Dataset(rows.astype(np.float32), np.zeros(512))
 
 
-def measured_temperatures(ratio: float, num_chains: int, num_steps: int) -> dict[float, tuple[float, float]]:
-    """For each eigenvalue: temperature along its directions over T, corrected for the time step, and its error."""
+def measured_temperatures(ratio: float, num_chains: int, num_steps: int) -> np.ndarray:
+    """Return the temperature along the directions of each eigenvalue, divided by T, and its standard error."""
     potential, dataset = noisy_quadratic()
     sampler = pl.pseudo_langevin(
         potential,
         dataset,
-        batch_size=BATCH_SIZE,
+        batch_size=8,
         temperature_ratio=ratio,
         momentum_retention=MOMENTUM_RETENTION,
         variance_max_batches=2_000,
@@ -68,53 +65,45 @@ def measured_temperatures(ratio: float, num_chains: int, num_steps: int) -> dict
         key=1,
     )
     samples = np.asarray(result.samples, np.float64)[0, :, 5:]
-    collective = samples.mean(axis=-1, keepdims=True) * np.sqrt(DIMENSION)
-    others = samples - samples.mean(axis=-1, keepdims=True)
-    mass = float(jax.tree.leaves(result.states.masses)[0].mean())
-    discretisation = 1 - STIFFNESS / mass / 4
-    estimates = {}
-    for eigenvalue, square in zip(
-        EIGENVALUES, [(collective**2).sum(-1), (others**2).sum(-1) / (DIMENSION - 1)], strict=True
-    ):
-        per_chain = square.mean(axis=-1) * STIFFNESS * discretisation / TEMPERATURE
-        estimates[eigenvalue] = (per_chain.mean(), per_chain.std(ddof=1) / np.sqrt(num_chains))
-    return estimates
+    mean = samples.mean(axis=-1)
+    squares = [DIMENSION * mean**2, ((samples - mean[..., None]) ** 2).sum(axis=-1) / (DIMENSION - 1)]
+    time_step = 1 - STIFFNESS / float(jax.tree.leaves(result.states.masses)[0].mean()) / 4
+    by_chain = np.stack(squares).mean(axis=-1) * STIFFNESS * time_step / TEMPERATURE
+    return np.stack([by_chain.mean(axis=1), by_chain.std(axis=1, ddof=1) / np.sqrt(num_chains)], axis=1)
 
 
-def predicted_temperature(ratio: float | np.ndarray, eigenvalue: float) -> float | np.ndarray:
-    """The law above, over T."""
+def predicted_temperature(ratio: np.ndarray, eigenvalue: float) -> np.ndarray:
+    """Return the predicted temperature, divided by T."""
     return 1 + (1 + MOMENTUM_RETENTION**2) * ratio * (eigenvalue - 1)
 
 
 def main(arguments: list[str] | None = None) -> float:
-    """Measure, draw, and return the largest deviation from the law in standard errors."""
+    """Measure, draw, and return the largest deviation from the prediction in standard errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bias-law.png"))
     parser.add_argument("--chains", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=4_000)
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.02, 0.1, 0.2, 0.3])
     options = parser.parse_args(arguments)
-    ratios = options.ratios
-    measured = [measured_temperatures(ratio, options.chains, options.steps) for ratio in ratios]
+    ratios = np.array(options.ratios)
+    measured = np.stack([measured_temperatures(ratio, options.chains, options.steps) for ratio in options.ratios])
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    grid = np.linspace(0, max(ratios) * 1.05, 50)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    grid = np.linspace(0, ratios.max() * 1.05, 50)
     worst = 0.0
-    for (eigenvalue, label), color in zip(EIGENVALUES.items(), ["#d55e00", "#0072b2"], strict=True):
-        values, errors = np.array([estimate[eigenvalue] for estimate in measured]).T
+    for index, (eigenvalue, label) in enumerate(EIGENVALUES.items()):
+        values, errors = measured[:, index].T
+        color = ("#d55e00", "#0072b2")[index]
         axes.plot(grid, predicted_temperature(grid, eigenvalue), color=color, lw=1.2)
-        axes.errorbar(ratios, values, 2 * errors, fmt="o", color=color, ms=4, label=f"{label}, ℓ = {eigenvalue:g}")
-        deviations = np.abs(values - predicted_temperature(np.array(ratios), eigenvalue)) / errors
-        worst = max(worst, float(deviations.max()))
+        axes.errorbar(ratios, values, 2 * errors, fmt="o", color=color, ms=4, label=f"{label}, l = {eigenvalue:g}")
+        worst = max(worst, float(np.max(np.abs(values - predicted_temperature(ratios, eigenvalue)) / errors)))
     axes.axhline(1, color="0.6", lw=0.8)
-    axes.set(xlabel="temperature ratio 𝒯".replace("𝒯", r"$\mathcal{T}$"), ylabel="measured temperature / T")
-    axes.set_title("Correlated mini-batch noise: lines predicted, points measured (±2 s.e.)", fontsize=10)
+    axes.set(xlabel="temperature ratio", ylabel="measured temperature / T")
+    axes.set_title("Correlated mini-batch noise: lines predicted, points measured (± 2 s.e.)", fontsize=10)
     axes.legend(frameon=False)
     figure.savefig(options.out, dpi=150)
-    print(f"largest deviation from the law: {worst:.1f} standard errors; picture: {options.out}")
+    print(f"largest deviation from the prediction: {worst:.1f} standard errors; picture: {options.out}")
     return worst
 
 

@@ -1,10 +1,10 @@
-"""A small transformer in Equinox that guesses the next character, sampled; embeddings may be frozen.
+"""A small transformer in Equinox that predicts the next character; its embeddings can be held fixed.
 
     python -m examples.character_transformer                       # some minutes on a CPU
-    python -m examples.character_transformer --freeze-embeddings   # all other weights alone are sampled
+    python -m examples.character_transformer --freeze-embeddings   # sample all other weights
     python -m examples.character_transformer --large               # four blocks, 128 wide, for a GPU
 
-The text is below; --text FILE takes another.
+The default text is below; --text FILE reads another one.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ import pseudolangevin as pl
 from pseudolangevin.adapters.equinox import from_equinox
 
 WEIGHT_DECAY = 0.01
-"""λ/N, so that the prior is the same at every size."""
+"""Weight decay per weight, λ/N, so that the prior is the same at every size."""
 
 TEXT = """
-a grain of dust in a drop of water never rests. the water strikes it from all sides, a little more from the left, then a
-little more from the right, and the grain wanders. the drop also holds it back: whatever speed a blow has given is soon
-lost to friction. the two belong together. the blows come from the same water as the friction, and from their balance
-follows the temperature. too few blows, and the grain would come to rest; too little friction, and it would run away.
-a network has weights instead of a place, and a loss instead of a height. left alone it would slide down the nearest
-slope and stay there. shaken by noise of the right strength it wanders over the landscape, seldom high, often low, and
-visits every valley as often as the valley deserves. the wide valleys are visited often, the narrow ones hardly ever,
-however deep they are. this is what a temperature does: it weighs the depth of a valley against its width.
-to shake the weights one must know the slope, and to know the slope one must look at all the data. that takes long. one
-may look at a handful of examples instead, and guess the slope from them. the guess is wrong, now too steep, now too
-flat, and so the guessing shakes the weights as well. it is noise, but noise of its own making, stronger here than
-there. heavy weights feel it less. so each weight is given a mass, the noisy ones a large mass, the quiet ones a small
-mass, until the guess is a small and known part of the shaking. the rest is added by hand. then the heat is right, and
-the grain wanders as it should, at the price of a handful of examples a step.
+a grain of dust in a drop of water never rests. the molecules of the water strike it from all sides, sometimes more from
+the left and sometimes more from the right, and the grain moves at random. the water also slows it down: the velocity
+after each collision decays by friction. noise and friction have the same origin, and their ratio is the temperature.
+with too little noise the grain would come to rest; with too little friction its velocity would grow without limit.
+a network has weights instead of a position, and a loss instead of an energy. gradient descent would move the weights to
+the nearest minimum and stop there. with noise of the right strength the weights move through all of the landscape. they
+are seldom at a high loss and often at a low one, and they visit every minimum as often as its volume requires. wide
+minima are visited often, and narrow minima are visited rarely, even if they are deep. this is the effect of
+temperature: it weighs the depth of a minimum against its width.
+to sample the weights one needs the gradient, and the exact gradient needs all the data. this takes a long time. a
+gradient from a small batch of examples is fast, but it has an error, which is different at every step. this error is
+noise as well, and it is stronger for some weights than for others. weights with a large mass respond to it slowly.
+so each weight is given a mass, a large one if its gradient is noisy and a small one if it is not, until the error is a
+small and known part of the noise. the remaining part is added as random numbers. then the temperature is right, and
+the weights move as they should, at the cost of a small batch of examples per step.
 """
 
 
 @dataclass(frozen=True)
 class Size:
-    """What differs between a CPU and a GPU."""
+    """Settings that differ between a CPU and a GPU."""
 
     context: int
-    """Characters that are seen at once."""
+    """Number of characters in a sequence."""
     stride: int
-    """Characters between the beginnings of two sequences."""
+    """Number of characters between the beginnings of two sequences."""
     width: int
     num_heads: int
     num_blocks: int
@@ -63,7 +64,7 @@ LARGE = Size(64, 1, 128, 4, 4, 256, (1e-4, 3e-4), 100_000)
 
 
 class Block(eqx.Module):
-    """Attention to the past, then a two-layer network at each place, both added to what was there."""
+    """Causal attention, then a two-layer network at each position, both with a residual connection."""
 
     attention_norm: eqx.nn.LayerNorm
     attention: eqx.nn.MultiheadAttention
@@ -88,7 +89,7 @@ class Block(eqx.Module):
 
 
 class Transformer(eqx.Module):
-    """Maps the tokens of one sequence (L,) to logits (L, K)."""
+    """Function from the tokens of one sequence (L,) to logits (L, K)."""
 
     embedding: eqx.nn.Embedding
     positions: jax.Array
@@ -110,7 +111,7 @@ class Transformer(eqx.Module):
 
 
 def sequences(text: str, size: Size) -> tuple[pl.Dataset, str]:
-    """Overlapping windows of the text with the same windows one character later, and the alphabet."""
+    """Return overlapping sequences of the text, the same sequences one character later, and the alphabet."""
     text = " ".join(text.split())
     alphabet = "".join(sorted(set(text)))
     tokens = np.asarray([alphabet.index(character) for character in text], np.int32)
@@ -119,13 +120,13 @@ def sequences(text: str, size: Size) -> tuple[pl.Dataset, str]:
 
 
 def model_and_data(size: Size, text: str = TEXT) -> tuple[Transformer, pl.Dataset, str]:
-    """The network, its data and the alphabet."""
+    """Return the network, its data and the alphabet."""
     dataset, alphabet = sequences(text, size)
     return Transformer(len(alphabet), size, jax.random.key(0)), dataset, alphabet
 
 
 def continued(network: Transformer, alphabet: str, beginning: str, num: int, size: Size) -> str:
-    """`num` more characters, the most probable one each time."""
+    """Return a text with `num` more characters, each time the most probable one."""
     text = beginning
     predict = eqx.filter_jit(network)
     for _ in range(num):
@@ -168,7 +169,7 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, Transformer]:
     print(result.trace[["loss", "error"]].isel(draw=slice(-50, None)).mean(["chain", "draw"]).to_dataframe())
     print(pl.certificate(result))
     sampled = model.write_back(part.merge(jax.tree.map(lambda w: w[0, 0], result.weights)))
-    print(f"one sample writes: {continued(sampled, alphabet, 'the ', 40, size)}")
+    print(f"text of one sample: {continued(sampled, alphabet, 'the ', 40, size)}")
     return result, sampled
 
 

@@ -1,28 +1,27 @@
-"""What an ensemble knows about its own mistakes: FashionMNIST, projected to 100 signs as in the paper.
+"""The uncertainty of an ensemble and its mistakes: FashionMNIST, projected to 100 signs as in the paper.
 
-    python examples/ensemble_uncertainty.py --out uncertainty.png
-    python examples/ensemble_uncertainty.py --folder ~/data/fashion-mnist       # or other IDX files of 28×28 images
+    python -m examples.ensemble_uncertainty --out uncertainty.png
+    python -m examples.ensemble_uncertainty --folder ~/data/fashion-mnist       # or other IDX files of 28x28 images
 
-Without the data it says so and goes on with noisy spin vectors. Examples are sorted by the entropy of the ensemble's
-prediction; the error among those it calls certain should be small, and the probability it gives should be the share
-that is right.
+Without the data, noisy spin vectors are used. Test examples are sorted by the entropy of the predicted probabilities.
+The error among the most certain ones should be small, and the confidence should equal the share of correct labels.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 import pseudolangevin as pl
-from pseudolangevin.predictions import ClassPredictions
 
 
 def load(folder: Path | None, num_examples: int | None) -> tuple[pl.Dataset, pl.Dataset]:
-    """Projected FashionMNIST where its files are found, else spin vectors."""
+    """Return projected FashionMNIST if its files are found, and spin vectors otherwise."""
     try:
         train, _, test = pl.tasks.fashion_mnist(jax.random.key(0), folder=folder)
     except (OSError, ValueError) as error:
@@ -32,14 +31,14 @@ def load(folder: Path | None, num_examples: int | None) -> tuple[pl.Dataset, pl.
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    """Fit, predict, draw; return the error of the certain and of the uncertain half."""
+    """Fit, predict, draw, and return the errors of the certain and of the uncertain half."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("uncertainty.png"))
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--examples", type=int, help="use the first so many alone")
+    parser.add_argument("--examples", type=int, help="use only the first examples")
     parser.add_argument("--hidden", type=int, default=100)
     parser.add_argument("--temperature", type=float, help="default: found from the training set")
-    parser.add_argument("--steps", type=int, help="of the sampling")
+    parser.add_argument("--steps", type=int, help="steps of the chain")
     options = parser.parse_args(arguments)
 
     train, test = load(options.folder, options.examples)
@@ -52,40 +51,34 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         num_steps=options.steps,
     )
     predictions, one = fitted.predict(test.inputs), fitted.predict_one(test.inputs)
-    assert isinstance(predictions, ClassPredictions)
-    assert isinstance(one, ClassPredictions)
     targets = np.asarray(test.targets)
     for name, chosen in [("one sample", one), (f"ensemble of {fitted.num_members}", predictions)]:
         likelihood, calibration = chosen.negative_log_likelihood(targets), chosen.calibration_error(targets)
-        print(f"{name}: error {chosen.error(targets):.4f}, −log likelihood {likelihood:.4f}, ", end="")
+        print(f"{name}: error {chosen.error(targets):.4f}, negative log likelihood {likelihood:.4f}, ", end="")
         print(f"calibration error {calibration:.4f}")
-    order = np.argsort(predictions.predictive_entropy)
-    wrong = (predictions.labels != targets)[order]
-    half = len(order) // 2
+    wrong = (predictions.labels != targets)[np.argsort(predictions.predictive_entropy)]
+    half = len(wrong) // 2
     errors = {"certain half": float(wrong[:half].mean()), "uncertain half": float(wrong[half:].mean())}
     print(", ".join(f"error of the {name}: {error:.4f}" for name, error in errors.items()))
     draw(predictions, targets, wrong, options.out)
     return errors
 
 
-def draw(predictions: ClassPredictions, targets: np.ndarray, wrong: np.ndarray, out: Path) -> None:
-    """Error against the share of examples kept, most certain first; and accuracy against confidence."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+def draw(predictions: Any, targets: np.ndarray, wrong: np.ndarray, out: Path) -> None:
+    """Draw error against the share of examples, most certain first, and accuracy against confidence."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
     kept = np.arange(1, len(wrong) + 1)
     left.plot(kept / len(wrong), np.cumsum(wrong) / kept)
-    left.set(xlabel="share of examples kept, most certain first", ylabel="error among them")
+    left.set(xlabel="share of examples, most certain first", ylabel="error among them")
     confidence = predictions.mean_probabilities.max(axis=-1)
     bins = np.minimum((confidence * 10).astype(int), 9)
     filled = np.unique(bins)
-    hits = predictions.labels == targets
+    correct = predictions.labels == targets
     right.plot([0, 1], [0, 1], color="0.7", lw=1)
-    right.plot([confidence[bins == b].mean() for b in filled], [hits[bins == b].mean() for b in filled], "o-")
-    right.set(xlabel="confidence", ylabel="share that is right")
+    right.plot([confidence[bins == b].mean() for b in filled], [correct[bins == b].mean() for b in filled], "o-")
+    right.set(xlabel="confidence", ylabel="share of correct labels")
     figure.savefig(out, dpi=150)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

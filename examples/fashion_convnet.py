@@ -2,9 +2,9 @@
 
     python -m examples.fashion_convnet                       # some minutes on a CPU
     python -m examples.fashion_convnet --large               # all 60 000 images at full size, for a GPU
-    python -m examples.fashion_convnet --data FOLDER         # where the four IDX files are (.gz or not)
+    python -m examples.fashion_convnet --data FOLDER         # folder with the four IDX files (.gz or not)
 
-Without the files, images made up of random bars stand in for them, and the program says so.
+Without the files, images of random bars are used instead.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import pseudolangevin as pl
 from pseudolangevin.adapters.flax import from_flax
 
 DEFAULT_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts them."""
+"""Folder of Debian's package dataset-fashion-mnist."""
 WEIGHT_DECAY = 0.01
-"""λ/N, so that the prior is the same at every size."""
+"""Weight decay per weight, λ/N, so that the prior is the same at every size."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What differs between a CPU and a GPU."""
+    """Settings that differ between a CPU and a GPU."""
 
     num_train: int
     num_test: int
     pooling: int
-    """Side of the squares of pixels that are averaged."""
+    """Side of the squares of pixels that are averaged, in pixels."""
     channels: tuple[int, int]
     batch_size: int
     temperatures: tuple[float, ...]
@@ -45,7 +45,7 @@ LARGE = Size(60_000, 10_000, 1, (32, 64), 2_000, (1e-5, 3e-5), 100_000)
 
 
 class ConvNet(nnx.Module):
-    """Two convolutions, each halving the image, and a linear layer."""
+    """Two convolutions with stride two, and a linear layer."""
 
     def __init__(self, side: int, channels: tuple[int, int], rngs: nnx.Rngs):
         first, second = channels
@@ -60,12 +60,12 @@ class ConvNet(nnx.Module):
 
 
 def fashion(folder: Path, size: Size) -> tuple[pl.Dataset, pl.Dataset]:
-    """Training and test images (S, side, side, 1), averaged over squares, of mean 0 and variance 1."""
+    """Return training and test images (S, side, side, 1), averaged over squares, with mean 0 and variance 1."""
     try:
         train, _, test = pl.tasks.fashion_mnist(jax.random.key(0), folder=folder, projected=False, num_validation=1)
         pairs = [(np.asarray(s.inputs).reshape(-1, 28, 28), np.asarray(s.targets)) for s in (train, test)]
     except ValueError as error:
-        print(f"bars stand in for FashionMNIST: {error}")
+        print(f"bars instead of FashionMNIST: {error}")
         pairs = [bars(np.random.default_rng(seed), num) for seed, num in enumerate((size.num_train, size.num_test))]
     shift, scale = pairs[0][0].mean(), pairs[0][0].std()
     sets = []
@@ -77,7 +77,7 @@ def fashion(folder: Path, size: Size) -> tuple[pl.Dataset, pl.Dataset]:
 
 
 def bars(rng: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy images (num, 28, 28) with one bright bar, of ten places and directions."""
+    """Return noisy images (num, 28, 28) with one bright bar at one of ten positions, and the positions."""
     labels = rng.integers(0, 10, num)
     images = rng.integers(0, 120, (num, 28, 28)).astype(np.uint8)
     for image, label in zip(images, labels, strict=True):
@@ -87,13 +87,13 @@ def bars(rng: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def model_and_data(size: Size, folder: Path) -> tuple[nnx.Module, pl.Dataset, pl.Dataset]:
-    """The network, in evaluation mode, and its data."""
+    """Return the network and its data."""
     train, test = fashion(folder, size)
     return ConvNet(train.inputs.shape[1], size.channels, nnx.Rngs(0)), train, test
 
 
 def main(arguments: list[str] | None = None) -> tuple[pl.Result, nnx.Module]:
-    """Train, sample, print the certificate; the network then holds the last sample."""
+    """Train, sample, print the certificate; return the result and the network with the weights of the last sample."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DEFAULT_FOLDER)
     parser.add_argument("--large", action="store_true")

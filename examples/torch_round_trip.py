@@ -1,9 +1,9 @@
-"""A PyTorch model is sampled here and goes back to PyTorch with the sampled weights.
-
-The module has dropout, so it is put into evaluation mode first; its `state_dict` holds the last sample in the end.
+"""A PyTorch model is sampled and returns to PyTorch with the sampled weights.
 
     python -m examples.torch_round_trip             # on a CPU
-    python -m examples.torch_round_trip --large     # the paper's smallest data, for a GPU
+    python -m examples.torch_round_trip --large     # the smallest data set of the paper, for a GPU
+
+The module has dropout, so it is put into evaluation mode first. In the end its `state_dict` is the last sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pseudolangevin.adapters.torch import from_torch
 
 
 def main(arguments: list[str] | None = None) -> tuple[pl.Result, torch.nn.Module]:
-    """Train and sample, print the certificate and both frameworks' test error of the last sample."""
+    """Train and sample, print the certificate and the test error of the last sample in both frameworks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--steps", type=int)
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, torch.nn.Module
     module = torch.nn.Sequential(
         torch.nn.Linear(dimension, hidden), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(hidden, num_classes)
     )
-    module.eval()  # dropout has no Boltzmann distribution; in evaluation mode it does nothing
+    module.eval()  # with random dropout there is no potential; in evaluation mode it is the identity
 
     model = from_torch(module, np.asarray(test.inputs[:8]))
     potential = pl.classification(model.apply, weight_decay={"*.bias": 1.0, "*": 10.0})
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> tuple[pl.Result, torch.nn.Module
         predicted = module(torch.from_numpy(np.array(test.inputs))).argmax(dim=1).numpy()
     error = float(np.mean(predicted != np.asarray(test.targets)))
     recorded = float(result.trace.test_error[0, 0, -1])
-    print(f"test error of the last sample: {recorded:.4f} here, {error:.4f} in PyTorch")
+    print(f"test error of the last sample: {recorded:.4f} in JAX, {error:.4f} in PyTorch")
     return result, module
 
 

@@ -1,10 +1,10 @@
-"""Compare training by sampling with Adam: no validation set, no early stopping, and no temperature chosen by hand.
+"""Training by sampling compared with Adam: no validation set, no early stopping, no temperature chosen by hand.
 
-    python examples/train_by_sampling.py            # about two minutes on two cores
+    python -m examples.train_by_sampling            # about two minutes on two cores
 
-`pl.fit` finds the intermediate temperature from the training set, samples at that temperature and returns an ensemble.
-Adam minimises the same potential; its test error falls, then rises again unless the training is stopped early. The test
-set is used only for the printed errors.
+`pl.fit` finds the intermediate temperature from the training set, samples there and keeps an ensemble. Adam minimises
+the same potential; its test error falls, then rises again unless the training is stopped early. The test set is used
+for printing only.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pseudolangevin as pl
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    """Fit, train with Adam, print and return the test errors."""
+    """Fit, train, print, and return the test errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=20_000)
-    parser.add_argument("--temperature", type=float, help="temperature (default: found from the training set)")
-    parser.add_argument("--steps", type=int, help="steps of the sampling")
+    parser.add_argument("--temperature", type=float, help="default: found from the training set")
+    parser.add_argument("--steps", type=int, help="steps of the chain")
     parser.add_argument("--adam-epochs", type=int, default=100)
     options = parser.parse_args(arguments)
 
@@ -34,25 +34,19 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         potential, train, start, temperature=options.temperature or "auto", num_steps=options.steps, test=test
     )
     print(fitted.search or f"T = {fitted.temperature:g}, as given")
-    one, ensemble = fitted.predict_one(test.inputs), fitted.predict(test.inputs)
-    assert isinstance(one, pl.predictions.ClassPredictions)
-    assert isinstance(ensemble, pl.predictions.ClassPredictions)
+    predictions = {"one sample": fitted.predict_one(test.inputs), "ensemble": fitted.predict(test.inputs)}
 
     steps = options.adam_epochs * options.examples // 128
     adam = pl.sample(pl.adam(potential, train, learning_rate=1e-3), start, num_steps=steps, key=0, test=test)
     history = adam.trace.test_error.values[0, 0]
-    errors = {
-        "one sample": one.error(test.targets),
-        "ensemble": ensemble.error(test.targets),
-        "Adam, best on the test set": float(history.min()),
-        "Adam, at the end": float(history[-1]),
-    }
+    errors = {"Adam, stopped at its best by the test set": float(history.min()), "Adam, to the end": float(history[-1])}
+    for name, prediction in predictions.items():
+        errors[name] = prediction.error(test.targets)
+        likelihood = prediction.negative_log_likelihood(test.targets)
+        calibration = prediction.calibration_error(test.targets)
+        print(f"{name}: negative log likelihood {likelihood:.4f}, calibration error {calibration:.4f}")
     for name, error in errors.items():
         print(f"test error, {name}: {error:.4f}")
-    for name, predictions in [("one sample", one), ("ensemble", ensemble)]:
-        likelihood = predictions.negative_log_likelihood(test.targets)
-        calibration = predictions.calibration_error(test.targets)
-        print(f"{name}: negative log likelihood {likelihood:.4f}, calibration error {calibration:.4f}")
     return errors
 
 

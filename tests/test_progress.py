@@ -1,4 +1,4 @@
-"""The progress bar: there for a person, silent otherwise."""
+"""The progress bar: shown in a terminal, silent otherwise."""
 
 import io
 import re
@@ -8,59 +8,46 @@ import pytest
 from rich.console import Console
 
 import pseudolangevin as pl
-from pseudolangevin.progress import progress_bar
+from pseudolangevin._progress import progress_bar
 
 
 def drawn(*, terminal: bool, show: bool | None, num_chains: int = 3, loss: float = 0.123456) -> str:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=120, color_system=None)
-    with progress_bar(1000, num_chains, show=show, console=console) as bar:
+    with progress_bar(1000, num_chains, show=show, console=console) as update:
         for step in range(100, 1001, 100):
-            bar.update(step, loss)
+            update(step, loss)
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("show", [None, False])
-def test_it_is_silent_when_the_output_is_not_a_terminal(show):
-    assert drawn(terminal=False, show=show) == ""
-
-
-def test_it_is_silent_by_choice():
-    assert drawn(terminal=True, show=False) == ""
+@pytest.mark.parametrize(("terminal", "show"), [(False, None), (False, False), (True, False)])
+def test_it_is_silent_by_choice_and_without_a_terminal(terminal, show):
+    assert drawn(terminal=terminal, show=show) == ""
 
 
 def test_a_terminal_shows_speed_loss_and_steps():
     text = drawn(terminal=True, show=None)
-    assert "steps/s" in text
-    assert "loss 0.1235" in text
-    assert "1000/1000" in text
-    assert "3 chains" in text
-    assert "0:00" in text  # time left
+    for words in ("steps/s", "loss 0.1235", "1000/1000", "3 chains", "0:00"):
+        assert words in text
+    assert "1 chain " in drawn(terminal=True, show=True, num_chains=1)
+    assert "nan" not in drawn(terminal=True, show=None, loss=float("nan"))
 
 
-def test_compilations_are_left_out_of_speed_and_time_left():
-    """A hundred steps a second, and half a minute for a program before the first record and for one later on."""
+def test_compilations_are_left_out_of_speed_and_remaining_time():
+    """A hundred steps per second, and half a minute of compilation before the first record and at a later one."""
     stream, now = io.StringIO(), 0.0
     console = Console(file=stream, force_terminal=True, width=120, color_system=None, get_time=lambda: now)
-    with progress_bar(1000, 1, show=None, console=console) as bar:
+    with progress_bar(1000, 1, show=None, console=console) as update:
         for step in range(100, 701, 100):
             now += 1.0
             if step in (100, 400):
                 jax.jit(lambda x: x + 1)(0.0)
                 now += 30.0
-            bar.update(step, 0.1)
+            update(step, 0.1)
     assert re.search(r"700/1000 100 steps/s loss 0.1000 +0?0:03", stream.getvalue())
 
 
-def test_a_loss_that_is_not_there_is_not_shown():
-    assert "nan" not in drawn(terminal=True, show=None, loss=float("nan"))
-
-
-def test_one_chain_is_singular():
-    assert "1 chain " in drawn(terminal=True, show=True, num_chains=1)
-
-
-def test_a_run_says_nothing_on_a_pipe(small_task, capfd):
+def test_a_run_prints_nothing_to_a_pipe(small_task, capfd):
     sampler = pl.adam(small_task.potential, small_task.train, batch_size=8)
     pl.sample(sampler, small_task.weights, num_steps=2, key=0)
     assert capfd.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Progress bar of a run: steps per second, current loss, remaining time; silent if the output is not a terminal."""
+"""Progress bar of a run: steps per second, current loss, remaining time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def progress_bar(
     )
     step_before, compiled = start, False
 
-    def note(event: str, duration: float, **details: Any) -> None:
+    def note(event: str, duration_secs: float, **details: Any) -> None:
         nonlocal compiled
         compiled = compiled or event == "/jax/core/compile/backend_compile_duration"
 

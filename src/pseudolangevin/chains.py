@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jax.sharding import Mesh
 
 from . import _trees as trees
@@ -32,9 +31,12 @@ from ._random import as_key
 from ._trees import Array, Key, Weights
 from .data import Dataset, StreamedDataset
 from .data.streamed import BLOCKS_AHEAD
-from .observables import OwnObservables
+from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class ChainStoppedWarning(UserWarning):
@@ -207,7 +209,7 @@ class Run:
         if observe_examples is not None:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
             self.observed = self.observed.head(observe_examples)
-        self.own = _check_own(observables)
+        self.own = check_own(observables)
         self.mesh = self._mesh(placement)
 
     def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
@@ -436,6 +438,8 @@ class Run:
 
     def trace(self, records: Mapping[str, np.ndarray], weights: Weights, every: int) -> xr.Dataset:
         """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
+        import xarray as xr  # noqa: PLC0415 (slow to import)
+
         draws = np.arange(records["status"].shape[2])
         coords = {
             "temperature": np.asarray(self.temperatures, np.float64),
@@ -449,9 +453,6 @@ class Run:
             coords | observables.coordinates(weights, list(records), classes),
             {"observed_examples": self.observed.num_examples, "record_every": every},
         )
-
-
-_check_own = observables.check_own  # `observables` is also the name of an argument
 
 
 @jax.jit

@@ -1,385 +1,368 @@
 """The command line.
 
 Exit codes: 0 done; 1 ran, but a check failed or a chain stopped; 2 bad input, a damaged or locked folder, a file that
-cannot be read or written, or a full disk (one line on the error stream says what, why and the remedy); 130 interrupted,
-and, if it is a run, resumable.
+cannot be read or written, or a full disk (one line on the error stream: the value, why, the remedy); 130 interrupted,
+and resumable if the command writes a run.
 """
-# Commands import what they need when they run, so that --help and errors are quick.
+# Commands import what they need when they run, so that --help, --version and errors are quick.
 # ruff: noqa: PLC0415
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
 import sys
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-
-from . import processes
-from .cli_errors import CommandInterruptedError, Commands, explain, resumable, say, terminate_like_interrupt
-from .processes import Coordinator, Distributed, NumProcesses, ProcessId
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="Run folder.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Configuration.")]
+OptionalConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG.toml", help="Configuration.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, in TOML.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Coordinator = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of process 0, if several.")]
+NumProcesses = Annotated[int | None, typer.Option(help="Number of processes of the run.")]
+ProcessId = Annotated[int | None, typer.Option(help="Index of this process, from 0.")]
+Distributed = Annotated[bool, typer.Option("--distributed", help="Join the processes that Slurm or Open MPI started.")]
+
+
 app = typer.Typer(
-    name="pseudolangevin",
-    cls=Commands,
-    help="Sample the weights of neural networks from exp(−U/T), with mini-batches.",
-    epilog="First time here:  pseudolangevin demo\n\n"
-    "Your own run:  pseudolangevin sample --print-config > run.toml ; edit it ; "
-    "pseudolangevin sample run.toml --out runs/first",
+    help="Sample the weights of neural networks from exp(-U/T), with mini-batches.",
+    epilog="First time here:  pseudolangevin demo\n\nYour own run:  pseudolangevin sample --print-config > run.toml ; "
+    "edit it ; pseudolangevin sample run.toml --out runs/first",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
-RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change one setting; the value is TOML. May be repeated.", show_default=False
-    ),
-]
-
 
 @app.callback(invoke_without_command=True)
-def _global_options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
+def _global_options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from .provenance import version_of
-
-        print(version_of("pseudolangevin"))
+        print(metadata.version("pseudolangevin"))
         raise typer.Exit(DONE)
 
 
-@app.command(
-    epilog="pseudolangevin sample --print-config > run.toml\n\n"
-    "pseudolangevin sample run.toml --out runs/first\n\n"
-    "pseudolangevin sample run.toml --set sampler.batch_size=1024 --set 'temperatures=[1e-5, 3e-5]'"
-)
+@app.command(epilog="pseudolangevin demo --out demo")
+def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("demo")) -> int:
+    """Sample the small network of the paper at several temperatures, on the CPU, in minutes."""
+    from .demo import run_demo
+
+    with _resumable(out):
+        return run_demo(out)
+
+
+@app.command(epilog="pseudolangevin sample run.toml --out runs/first --set sampler.batch_size=1024")
 def sample(
-    config_file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to run.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder to make (default: runs/DATE-TIME).", show_default=False)
-    ] = None,
+    config_file: OptionalConfigFile = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to create (default: runs/DATE-TIME).")] = None,
     overrides: Overrides = None,
-    print_config: Annotated[
-        bool,
-        typer.Option("--print-config", help="Print the effective configuration, every default included; run nothing."),
-    ] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings; run nothing.")] = False,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
     distributed: Distributed = False,
 ) -> int:
-    """Run what a TOML file describes, into a run folder.
+    """Run the configuration of a TOML file into a run folder, which contains trace, kept weights and checkpoints.
 
-    The folder holds the trace, kept weights and checkpoints. Ctrl-C stops the run cleanly; `resume` continues it.
+    Ctrl-C stops the run cleanly; `resume` continues it. --print-config makes a file to edit.
     """
-    from . import config, runs
+    from .runs import config, session
 
-    if config_file is None and not print_config:
-        raise config.ConfigError(
-            [
-                "no configuration given; make one with `pseudolangevin sample --print-config > run.toml`, "
-                "then `pseudolangevin sample run.toml`"
-            ]
-        )
-    settings = (
-        config.read(config_file, overrides or ())
-        if config_file
-        else config.parse("", overrides or (), folder=Path.cwd())
-    )
+    if config_file is not None:
+        settings = config.read(config_file, overrides or ())
+    elif print_config:
+        settings = config.parse("", overrides or (), folder=Path.cwd())
+    else:
+        remedy = "make one with `pseudolangevin sample --print-config > run.toml`"
+        raise config.ConfigError([f"no configuration given; {remedy}, then `pseudolangevin sample run.toml`"])
     if print_config:
         print(config.to_toml(settings, to_edit=True), end="")
         return DONE
-    path = out or _default_folder()
-    with resumable(path):
-        processes.join(coordinator, num_processes, process_id, distributed)
-        return _report_outcome(runs.start(settings, path))
+    path = out or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+    with _resumable(path):
+        _join(coordinator, num_processes, process_id, distributed)
+        return _report_outcome(session.start(settings, path))
 
 
-@app.command(
-    epilog="pseudolangevin resume runs/first\n\n"
-    "pseudolangevin resume runs/first --steps 1200000   (extends a finished run)"
-)
+@app.command(epilog="pseudolangevin resume runs/first --steps 1200000   (extends a finished run)")
 def resume(
     run_dir: RunDir,
-    steps: Annotated[int | None, typer.Option(help="Steps in all: extends a run.", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(help="Total number of steps, to extend a run.")] = None,
     overrides: Overrides = None,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
     distributed: Distributed = False,
 ) -> int:
-    """Continue a run: after Ctrl-C, a crash, a full disk, or to extend it.
+    """Continue a run from its newest checkpoint: after Ctrl-C, a crash, a full disk, or to extend it.
 
-    It goes on from the newest sound checkpoint; the result equals that of an uninterrupted run to the bit.
+    The result equals that of an uninterrupted run to the bit.
     """
-    from . import runs
+    from .runs import session
 
-    with resumable(run_dir):
-        processes.join(coordinator, num_processes, process_id, distributed)
+    with _resumable(run_dir):
+        _join(coordinator, num_processes, process_id, distributed)
         changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
-        return _report_outcome(runs.resume(run_dir, changes))
+        return _report_outcome(session.resume(run_dir, changes))
 
 
 @app.command(epilog="pseudolangevin check runs/first && echo trustworthy")
 def check(
     run_dir: RunDir,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
-    noise_draws: Annotated[
-        int, typer.Option(min=0, help="Mini-batches drawn to look at the noise, 2 or more; 0: do not look at it.")
-    ] = 1_000,
+    as_json: AsJson = False,
+    noise_draws: Annotated[int, typer.Option(min=0, help="Mini-batches to measure the noise; 0: do not.")] = 1_000,
 ) -> int:
-    """Check that the samples can be trusted: exit 0 when the certificate holds, 1 when it does not."""
-    from . import runs
-    from .config.build import naming
-    from .diagnostics.certificate import certificate, check_noise_draws
-    from .diagnostics.rendering import to_text
+    """Check whether the samples can be trusted: exit code 0 if the certificate passes, 1 if not."""
+    from .diagnostics import certificate
+    from .runs import build, folder, session
 
-    with naming("check"):
-        check_noise_draws(noise_draws)
-    result = runs.load(run_dir)
+    result = session.load(run_dir)
     if result.trace.sizes["draw"] == 0:
-        raise runs.RunFolderError(f"{run_dir} holds no records yet; continue it with `pseudolangevin resume {run_dir}`")
-    verdict = certificate(result, noise_draws=noise_draws)
-    if as_json:
-        print(json.dumps(verdict.to_dict(), indent=2))
-    else:
-        print(to_text(verdict, folder=run_dir))
+        raise folder.RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
+    with build.naming("check"):
+        verdict = certificate(result, noise_draws=noise_draws)
+    print(json.dumps(verdict.to_dict(), indent=2) if as_json else verdict.to_text(folder=run_dir))
     return DONE if verdict.passed else FAILED
 
 
 @app.command(epilog="pseudolangevin report runs/first")
 def report(run_dir: RunDir) -> int:
-    """Write DIR/report.html: one page with everything about the run, which needs no network."""
-    from .report import write_report
-    from .store.folder import RunFolder
+    """Write DIR/report.html: one page about the run, which needs no network."""
+    from .runs import folder, report
 
-    print(write_report(RunFolder.existing(run_dir).path))
+    print(report.write_report(folder.RunFolder.existing(run_dir).path))
     return DONE
 
 
 @app.command(epilog="pseudolangevin watch runs/first")
-def watch(
-    run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Show the current state and leave.")] = False
-) -> int:
-    """Look at a running or finished run in the terminal."""
-    from .store.folder import RunFolder
-    from .watch import watch as watch_run
+def watch(run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Show it and exit.")] = False) -> int:
+    """Show a running or finished run in the terminal."""
+    from .runs import folder, watch
 
-    watch_run(RunFolder.existing(run_dir).path, once=once)
+    watch.watch(folder.RunFolder.existing(run_dir).path, once=once)
     return DONE
 
 
-@app.command(
-    epilog="pseudolangevin temperature run.toml\n\n"
-    "pseudolangevin temperature run.toml --epochs 200 --figure temperature.png"
-)
+@app.command(epilog="pseudolangevin temperature run.toml --epochs 200 --figure temperature.png")
 def temperature(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to sample.", show_default=False)],
+    config_file: ConfigFile,
     overrides: Overrides = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option(help="Budget in passes through the training set, all chains together.", show_default="25 or more"),
-    ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    epochs: Annotated[float | None, typer.Option(help="Budget in passes through the training set, in total.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.")] = None,
+    as_json: AsJson = False,
 ) -> int:
-    """Find the intermediate temperatures of a configuration, from the training set alone.
+    """Find the intermediate temperatures of a configuration, from its training set, network and potential only.
 
-    Data, network and potential are those of the file; its temperatures, sampler and start are not used. Exit 0 when
-    both ends of the range have a reason, 1 when the scan is inconclusive (its notes say why).
+    Exit code 1 if the scan is inconclusive; its notes give the reasons.
     """
-    from . import config
-    from .config.build import build, naming
-    from .temperature import find_temperature
+    from .apps import temperature as search
+    from .runs import build, config
 
     if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
         raise config.ConfigError([f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists"])
     settings = config.read(config_file, overrides or ())
-    experiment = build(settings, check_start=False)
-    sampler = experiment.plan.sampler
-    with naming("temperature"):
-        found = find_temperature(
-            sampler.potential, sampler.dataset, experiment.random_weights(), epochs=epochs, key=settings.seed
-        )
+    experiment = build.build(settings, check_start=False)
+    sampler, weights = experiment.run.sampler, experiment.random_weights()
+    with build.naming("temperature"):
+        found = search.find_temperature(sampler.potential, sampler.dataset, weights, epochs=epochs, key=settings.seed)
     print(json.dumps(found.to_dict(), indent=2) if as_json else found, flush=True)
     if figure is not None:
-        from .temperature_figure import temperature_figure
-
-        temperature_figure(found).savefig(figure)
+        search.temperature_figure(found).savefig(figure)
     return DONE if found.conclusive else FAILED
-
-
-@app.command(epilog="pseudolangevin demo --out demo")
-def demo(out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("demo")) -> int:
-    """Sample the paper's small network at several temperatures, on the CPU, in minutes."""
-    from .demo import run_demo
-
-    with resumable(out):
-        return run_demo(out)
 
 
 @app.command(epilog="pseudolangevin tune run.toml --seconds 60 --set 'temperatures=[3e-5]'")
 def tune(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to tune.", show_default=False)],
+    config_file: ConfigFile,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(help="Time to spend, not counting the training of the start.")] = 120.0,
-    budget: Annotated[float, typer.Option(help="Largest relative bias of loss, |w|² and error.")] = 0.02,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="Time limit, without the training of the start.")] = 120.0,
+    budget: Annotated[float, typer.Option(min=0, max=1, help="Largest bias of loss, |w|² and error.")] = 0.02,
+    as_json: AsJson = False,
 ) -> int:
     """Find the settings that diffuse fastest on this machine within a bias budget, at the lowest temperature.
 
-    For pseudo_langevin: batch size, temperature ratio, friction; for hybrid_monte_carlo: time step, leapfrog steps.
-    Exit 1 when no candidate was found within the budget.
+    Exit code 1 if no candidate is within the budget.
     """
-    from . import config
-    from .tuning.command import tune_settings
+    import jax
 
-    tuned = tune_settings(config.read(config_file, overrides or ()), seconds=seconds, bias_budget=budget)
-    if as_json:
-        print(json.dumps(tuned.to_dict(), indent=2))
-    else:
-        print(tuned)
-        print(tuned.to_toml())
+    from .apps.tune import tune
+    from .runs import build, config
+
+    settings = config.read(config_file, overrides or ())
+    experiment = build.build(settings)
+    sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
+    first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
+    options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
+    with build.naming("tune"):
+        tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=partial(_say, "note"), **options)
+    print(json.dumps(tuned.to_dict(), indent=2) if as_json else f"{tuned}\n{tuned.to_toml()}")
     return DONE if tuned.within_budget else FAILED
 
 
 @app.command(epilog="pseudolangevin reproduce thermodynamics --scale smoke --out results")
 def reproduce(
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME", help="Results of the paper, for example thermodynamics.")
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Results of the paper, such as thermodynamics.")],
     scale: Annotated[str, typer.Option(help="smoke (minutes on a CPU) or paper (published size, on a GPU).")] = "smoke",
-    out: Annotated[Path, typer.Option(help="Where to write NAME.json and NAME.png.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.png.")] = Path("results"),
 ) -> int:
-    """Reproduce results of the paper, beside the published numbers."""
-    from .config import ConfigError
-    from .paper import reproduce as reproduce_result
+    """Reproduce results of the paper, alongside the published numbers."""
+    from . import paper
+    from .runs import build
 
-    try:
-        return int(reproduce_result(names, scale, out) or DONE)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
+    with build.naming("reproduce"):
+        return paper.reproduce(names, scale, out)
 
 
-@app.command(
-    epilog="pseudolangevin bench --out bench.json\n\npseudolangevin bench --sizes 11160 --chains 1 --seconds 60"
-)
+@app.command(epilog="pseudolangevin bench --sizes 11160,101610 --chains 1,8 --json > bench.json")
 def bench(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything measured as JSON, and the tables on the error stream.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write everything measured as JSON, with a plot beside it.", show_default=False
-        ),
-    ] = None,
-    sizes: Annotated[str, typer.Option(help="Numbers of weights, 201·L1 + 1110 each.")] = "11160,101610,1006110",
+    as_json: AsJson = False,
+    sizes: Annotated[str, typer.Option(help="Numbers of weights, 201*L1 + 1110 each.")] = "11160,101610,1006110",
     chains: Annotated[str, typer.Option(help="Numbers of chains.")] = "1,8,64",
-    samplers: Annotated[
-        str | None, typer.Option(help="Samplers of this package (default: all).", show_default=False)
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for all of it.")] = 600.0,
-    peers: Annotated[bool, typer.Option(help="Time BlackJAX, posteriors and eager PyTorch beside.")] = True,
-    scaling: Annotated[bool, typer.Option(help="Time a step at growing sizes.")] = True,
-    recording: Annotated[bool, typer.Option(help="Time what recording costs.")] = True,
+    samplers: Annotated[str | None, typer.Option(help="Samplers (default: all).")] = None,
+    seconds: Annotated[float, typer.Option(help="Time limit.")] = 600.0,
 ) -> int:
-    """Time every sampler on this machine, beside other libraries, until the time is up."""
-    from .bench.driver import SAMPLERS, Request, run
-    from .config import ConfigError
+    """Time every sampler on this machine, until the time is up."""
+    from .apps.bench import bench
+    from .runs import build
 
-    if out is not None and out.is_dir():
-        raise ConfigError([f"--out {out}: is a folder; give a .json file"])
-    if out is not None:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    request = Request(
-        sizes=_integers("--sizes", sizes),
-        chains=_integers("--chains", chains),
-        samplers=samplers.split(",") if samplers is not None else SAMPLERS,
-        seconds=seconds,
-        peers=peers,
-        scaling=scaling,
-        recording=recording,
-    )
-    content = run(request, json_path=out, console=Console(stderr=as_json))
-    if as_json:
-        print(json.dumps(content, indent=2))
+    def integers(option: str, text: str) -> list[int]:
+        if not all(part.isdecimal() for part in text.split(",")):
+            raise ValueError(f"{option} {text}: give integers separated by commas, like 11160,101610")
+        return [int(part) for part in text.split(",")]
+
+    names = None if samplers is None else samplers.split(",")
+    with build.naming("bench"):
+        numbers = integers("--sizes", sizes), integers("--chains", chains)
+        timed = bench(*numbers, names, seconds, report=partial(_say, "note"))
+    print(json.dumps(timed.to_dict(), indent=2) if as_json else timed)
     return DONE
 
 
-def _integers(option: str, text: str) -> list[int]:
-    from .config import ConfigError
-
-    try:
-        return [int(part.replace("_", "")) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError([f"{option} {text}: give whole numbers with commas between, like 11160,101610"]) from None
-
-
-def _default_folder() -> Path:
-    return Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+def _say(label: str, text: str) -> None:
+    """Print one line on the error stream, with a coloured label."""
+    typer.secho(f"{label}: ", fg="red" if label == "error" else "yellow", err=True, nl=False)
+    typer.echo(text, err=True)
 
 
 def _report_outcome(outcome: Any) -> int:
+    code = INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
     if not outcome.written_here:
-        return INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
+        return code
     for note in outcome.notes:
-        say("note", note, "yellow")
-    if outcome.interrupted:
-        say(
-            "interrupted",
-            f"at step {outcome.step} of {outcome.num_steps}; continue with `pseudolangevin resume {outcome.path}`",
-            "yellow",
-        )
-        return INTERRUPTED
+        _say("note", note)
+    if code == INTERRUPTED:
+        remedy = f"continue with `pseudolangevin resume {outcome.path}`"
+        _say("interrupted", f"at step {outcome.step} of {outcome.num_steps}; {remedy}")
+        return code
     print(f"{outcome.path}: {outcome.summary}")
-    if outcome.stopped_chains:
-        say(
-            "stopped",
-            f"{outcome.stopped_chains} chains ended early; {outcome.path}/log.txt says which and why",
-            "yellow",
-        )
-        return FAILED
-    if outcome.nothing_to_do:
-        return DONE
-    print(f"next: pseudolangevin check {outcome.path}   (extend it: pseudolangevin resume {outcome.path} --steps N)")
-    return DONE
+    if code == FAILED:
+        _say("stopped", f"{outcome.stopped_chains} chains ended early; {outcome.path}/log.txt gives the reasons")
+    elif not outcome.nothing_to_do:
+        extend = f"extend it: pseudolangevin resume {outcome.path} --steps N"
+        print(f"next: pseudolangevin check {outcome.path}   ({extend})")
+    return code
+
+
+def _join(coordinator: str | None, num_processes: int | None, process_id: int | None, distributed: bool) -> None:
+    if distributed or (coordinator, num_processes, process_id) != (None, None, None):
+        from . import placement
+        from .runs import build
+
+        with build.naming("processes"):
+            placement.connect(coordinator, num_processes, process_id)
+
+
+@contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    """Name the command that continues the run, if the run has begun, when the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not (path / "config.toml").is_file():
+            raise
+        _say("interrupted", f"what was recorded is safe; continue with `pseudolangevin resume {path}`")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _explain(error: Exception) -> list[str] | None:
+    """Return one line per problem for an error of the command line or of a file, None for one of the program."""
+    if isinstance(error, OSError):
+        name = error.filename2 or error.filename  # the second one is the target of a failed replacement
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return [f"{f'{name}: ' if name else ''}no space left on the disk; free some space, then try again"]
+        known = isinstance(name, str) and error.strerror
+        return [f"{name}: {error.strerror}; check the path and its permissions"] if known else None
+    if hasattr(error, "format_message"):  # error of the parser of the command line
+        message = error.format_message()  # empty if the help was shown instead
+        return [f"{message} See `pseudolangevin --help`."] if message else []
+    if "RESOURCE_EXHAUSTED" in str(error):
+        return ["out of memory on the device; lower num_chains, the number of temperatures, or sampler.batch_size"]
+    return None
+
+
+def _handle(error: Exception) -> int:
+    """Print an error and return the exit code; raise it again if it is one of the program.
+
+    An error that the other processes of a run did not raise ends this process at once: they are waiting for it.
+    """
+    from . import placement
+    from .runs import config, folder
+
+    shared = isinstance(error, config.ConfigError | folder.RunFolderError | placement.OtherProcessError)
+    lines = getattr(error, "lines", [str(error)]) if shared else _explain(error)
+    alone = not shared and placement.several()
+    for line in lines or ():
+        _say("error", line)
+    code = BAD_INPUT
+    if lines is None:
+        if not alone:
+            raise error
+        traceback.print_exception(error)
+        code = FAILED
+        if type(error).__name__ == "JaxRuntimeError":  # another process is gone; the text depends on the network
+            remedy = "what was recorded is safe; start all processes again with `pseudolangevin resume DIR`"
+            _say("interrupted", f"another process is gone; {remedy}")
+            code = INTERRUPTED
+    if alone:
+        placement.leave(code)
+    return code
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """The command line as a function: the exit code."""
-    with warnings.catch_warnings(), terminate_like_interrupt():
-        warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_: say("warning", str(message), "yellow")
-        try:
-            code = app(args=arguments, prog_name="pseudolangevin", standalone_mode=False)
-            return code if isinstance(code, int) else DONE
-        except CommandInterruptedError as error:
-            say("interrupted", str(error), "yellow")
-            return INTERRUPTED
-        except Exception as error:
-            lines = explain(error)
-            processes.end_if_alone(error, lines, say)
-            if lines is None:
-                raise
-            for line in lines:
-                say("error", line, "red")
-            return BAD_INPUT
+    """Run a command and return its exit code."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; a run that records has its own
+    name, command = "pseudolangevin", typer.main.get_command(app)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", UserWarning)
+            warnings.showwarning = lambda message, *_: _say("warning", str(message))
+            with command.make_context(name, list(sys.argv[1:] if arguments is None else arguments)) as context:
+                return command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted", f"{context.invoked_subcommand} did not finish; start it again")
+        return INTERRUPTED
+    except Exception as error:
+        return _handle(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line of this process."""
     sys.exit(run())

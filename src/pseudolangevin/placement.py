@@ -6,10 +6,9 @@ A mesh of devices has three axes, and `Placement` gives the number of parts alon
     data      the example axis of the data set and of every mini-batch; gradients are summed over it
     weights   the longest divisible axis of every large tensor of a state: weights, momenta, masses, variances
 
-The compiled programs are those of one device, and so is the chain, to rounding. Random numbers are counter-based, so
-each device computes its part of them alone. A mini-batch is drawn with the same global indices however the data set is
-split: the devices exchange its S examples, which is cheap compared with a gradient. A separate mini-batch from each
-part would be another distribution (stratified), and a run could not be continued on another number of devices.
+The chain is that of one device, to rounding. Random numbers are counter-based, so each device computes its part alone.
+A mini-batch has the same global indices however the data set is split; a separate mini-batch from each part would be
+another distribution, and a run could not be continued on another number of devices.
 
 All processes of a run execute the same program in the same order, and the first one writes the files. What one process
 alone learns (a signal, a full disk, the time) is shared before any process acts on it, so that none is left waiting.
@@ -21,6 +20,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,12 +44,7 @@ AXES = ("chains", "data", "weights")
 
 @dataclass(frozen=True)
 class Placement:
-    """Number of parts that the chains, the data and the weights are split into, one device for each combination.
-
-    Example:
-        >>> Placement(chains=2, data=2).num_devices
-        4
-    """
+    """Number of parts that the chains, the data and the weights are split into, one device for each combination."""
 
     chains: int = 1
     data: int = 1
@@ -101,9 +96,9 @@ class Placement:
         return None
 
     def _distance(self, other: Placement) -> tuple[float, ...]:
-        ratios = np.log(np.array(astuple(self)) / np.array(astuple(other)))
+        distance = np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()
         # Among equals: more devices, then the split with the least communication.
-        return round(float(np.abs(ratios).sum()), 6), -other.num_devices, -other.chains, -other.data
+        return round(float(distance), 6), -other.num_devices, -other.chains, -other.data
 
     def __str__(self) -> str:
         """Return the settings as they are written in a configuration."""
@@ -111,8 +106,7 @@ class Placement:
 
 
 def _is_split(shape: tuple[int, ...], parts: int) -> bool:
-    # Smaller tensors of one chain would cost more in messages than they save.
-    return parts > 1 and math.prod(shape) >= 1024
+    return parts > 1 and math.prod(shape) >= 1024  # smaller tensors would cost more in messages than they save
 
 
 def split_axis(shape: tuple[int, ...], parts: int) -> int | None:
@@ -183,28 +177,26 @@ class OtherProcessError(RuntimeError):
 def connect(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Join the other processes of a run; call it before anything else that uses JAX.
 
+    Without arguments, they are taken from the environment of Slurm, Open MPI or another launcher that JAX supports.
+
     Args:
-        coordinator: host:port of the first process. If all three arguments are None, they are taken from the
-            environment of Slurm, Open MPI or another launcher that JAX supports.
+        coordinator: host:port of the first process.
         num_processes: number of processes of the run.
         process_id: index of this process, from 0.
     """
-    if (coordinator, num_processes, process_id).count(None) not in (0, 3):
-        given = f"coordinator = {coordinator}, num_processes = {num_processes}, process_id = {process_id}"
-        raise ValueError(f"{given}: give all three, or none under a launcher such as Slurm or Open MPI")
-    if num_processes is not None and process_id is not None:
+    given = f"coordinator = {coordinator}, num_processes = {num_processes}, process_id = {process_id}"
+    if coordinator is not None and num_processes is not None and process_id is not None:
+        if not re.fullmatch(r".+:\d{1,5}", coordinator):
+            raise ValueError(f"{given}: write host:port, for example 127.0.0.1:12345")
         if not 0 <= process_id < num_processes:
-            given = f"process_id = {process_id} of num_processes = {num_processes}"
-            raise ValueError(f"{given}; count from 0 to num_processes - 1")
-        host, _, port = str(coordinator).rpartition(":")
-        if not (host and port.isdigit() and 0 < int(port) < 65536):
-            raise ValueError(f"coordinator = {coordinator}: write host:port, for example 127.0.0.1:12345")
+            raise ValueError(f"{given}: count from 0 to num_processes - 1")
+    elif (coordinator, num_processes, process_id) != (None, None, None):
+        raise ValueError(f"{given}: give all three, or none under a launcher such as Slurm or Open MPI")
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id)
     except ValueError as error:
         why = f"no launcher was recognised ({' '.join(str(error).split())})"
-        remedy = "start with srun or mpirun, or give coordinator, num_processes and process_id"
-        raise ValueError(f"{why}; {remedy}") from error
+        raise ValueError(f"{why}; start with srun or mpirun, or give coordinator and the other two") from error
 
 
 def several() -> bool:
@@ -256,8 +248,7 @@ def leave(code: int) -> None:
 def to_host(tree: Any, *, keep: bool = True) -> Any:
     """Return the tree with arrays that are spread over processes as complete NumPy arrays; call it in all processes.
 
-    Arrays are copied one at a time, so that a device needs memory for the largest one only. A process that does not
-    `keep` the copies gets the arrays as they were.
+    A process that does not `keep` the copies gets the arrays as they were.
     """
 
     def complete(leaf: Any) -> Any:
@@ -266,7 +257,7 @@ def to_host(tree: Any, *, keep: bool = True) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(to_host(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         copy = _copy_to(leaf.sharding.update(spec=PartitionSpec()))(leaf)  # type: ignore[attr-defined]
-        jax.block_until_ready(copy)
+        jax.block_until_ready(copy)  # one array at a time, so that a device needs memory for the largest one only
         return np.asarray(copy.addressable_data(0)) if keep else leaf
 
     return jax.tree.map(complete, tree)

@@ -1,1 +1,64 @@
-"""Bridges to other tools; nothing in the core imports them."""
+"""Adapters for other frameworks and for ArviZ; the rest of the package does not import them.
+
+`from_equinox`, `from_flax` and `from_torch` return a `Model`. Layers that draw random numbers (dropout) or depend on
+other examples of the batch (batch norm) are rejected unless they are in evaluation mode: without a fixed function of
+the weights there is no potential U, hence no distribution exp(-U/T).
+
+Example:
+    >>> model = from_flax(module)  # doctest: +SKIP
+    >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
+    >>> result = pl.sample(pl.pseudo_langevin(potential, train), model.weights, ...)  # doctest: +SKIP
+    >>> sampled = model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._trees import Array, Weights, named_leaves
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network of another framework."""
+
+    weights: Weights
+    """Current weights, a pytree of float32 arrays, for chains to start from."""
+    apply: Callable[[Weights, Any], Array]
+    """Function from (weights, inputs) of S examples to S outputs."""
+    restore: Callable[[Weights], Any]
+    """Function from weights to the original object, without checks; use `write_back`."""
+
+    def write_back(self, weights: Weights) -> Any:
+        """Return the original object with the weights of one chain; PyTorch and Flax modules are changed in place."""
+        expected: Any = jax.tree.structure(self.weights)
+        found: Any = jax.tree.structure(weights)
+        if found != expected:
+            remedy = "if a subset was sampled, write back subset.merge(weights)"
+            raise ValueError(f"weights is a pytree {found}, but that of the model is {expected}; {remedy}")
+        for (name, old), new in zip(named_leaves(self.weights), jax.tree.leaves(weights), strict=True):
+            if jnp.shape(new) != old.shape:
+                remedy = "pick one chain, for example jax.tree.map(lambda w: w[0, 0], result.weights)"
+                raise ValueError(f"{name} has shape {jnp.shape(new)}, but that of the model has {old.shape}; {remedy}")
+        return self.restore(weights)
+
+
+def layer_error(framework: str, path: str, layer: Any, why: str, remedy: str) -> ValueError:
+    """Return the error for a layer that cannot be sampled."""
+    name = f"{path} ({type(layer).__name__})" if path else type(layer).__name__
+    reason = "without a fixed function of the weights there is no U, hence no exp(-U/T)"
+    return ValueError(f"the {framework} layer {name} {why}: {reason}; {remedy}")
+
+
+def load_optional(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{error}; install the extra: pip install 'pseudolangevin[{extra}]'") from None

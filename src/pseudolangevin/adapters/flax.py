@@ -1,4 +1,4 @@
-"""Flax NNX modules: their Params are the weights, everything else stays as it is."""
+"""Flax NNX modules: the Params are the weights; all other variables are held fixed."""
 
 from __future__ import annotations
 
@@ -7,46 +7,38 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import trees
-from ..types import Array, Weights
-from .model import Model, missing, refuse_layer
-
-REMEDY = "call module.eval() first"
+from .. import _trees
+from .._trees import Array, Weights
+from . import Model, layer_error, load_optional
 
 
 def from_flax(module: Any) -> Model:
-    """The `nnx.Param`s of a Flax NNX module as weights: a plain dictionary, named as the module's attributes.
+    """Return the Params of a Flax NNX module as a dictionary of weights, and the module as a function of them.
 
-    All other variables are held fixed. Layers that draw random numbers (dropout) or learn from the batch (batch norm)
-    are refused, unless the module is in evaluation mode, where they are plain functions; a module of your own that
-    changes any variable when called is refused when it is first called.
+    A module that changes a variable when called (a random stream, a running average) is rejected at its first call.
 
     Args:
-        module: an `nnx.Module`, called as module(inputs) on a batch.
-
-    Example:
-        >>> model = from_flax(module)  # doctest: +SKIP
-        >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
-        >>> model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
+        module: an `nnx.Module` in evaluation mode, called as module(inputs) on a batch.
     """
-    try:
-        from flax import nnx  # noqa: PLC0415 (an optional dependency)
-    except ImportError as error:
-        raise missing("flax", error) from None
+    nnx = load_optional("flax.nnx", "flax")
     if not isinstance(module, nnx.Module):
-        raise ValueError(
-            f"module = {module!r} is not an nnx.Module; for the older flax.linen pass module.apply and its params "
-            "straight to pl.classification or pl.Potential"
-        )
-    _refuse_random_layers(nnx, module)
+        remedy = "for the older flax.linen pass module.apply and its params straight to pl.classification"
+        raise ValueError(f"module = {module!r} is not an nnx.Module; {remedy}")
+    for path, layer in nnx.iter_modules(module):
+        name, rate = ".".join(map(str, path)), getattr(layer, "rate", getattr(layer, "dropout_rate", 0.0))
+        if getattr(layer, "deterministic", True) is False and isinstance(rate, int | float) and rate > 0:
+            raise layer_error(
+                "Flax", name, layer, f"drops {rate:g} of its inputs at random", "call module.eval() first"
+            )
+        if getattr(layer, "use_running_average", True) is False:
+            raise layer_error("Flax", name, layer, "normalises each example by its batch", "call module.eval() first")
     parts: Any = nnx.split(module, nnx.Param, ...)
     definition, params, rest = parts
-    # Copies: the module may be trained on, and its buffers donated, while chains run.
+    # Copies: the module may be trained further, and its buffers donated, while chains run.
     weights = jax.tree.map(jnp.array, nnx.to_pure_dict(params))
-    trees.check_weights(weights)
+    _trees.check_weights(weights)
 
-    def copied(state: Any) -> Any:
-        """Variables of its own for every call: those of the module are never touched."""
+    def copied(state: Any) -> Any:  # new variables, so that a call never changes those of the module
         return jax.tree.map(lambda leaf: leaf, state)
 
     def filled(weights: Weights) -> Any:
@@ -54,16 +46,19 @@ def from_flax(module: Any) -> Model:
         nnx.replace_by_pure_dict(state, weights)
         return state
 
+    def fixed(network: Any) -> dict[str, Any]:
+        state = nnx.to_flat_state(nnx.state(network, nnx.Not(nnx.Param)))
+        return {".".join(map(str, path)): variable.get_raw_value() for path, variable in state}
+
     def apply(weights: Weights, inputs: Any) -> Array:
         network = nnx.merge(definition, filled(weights), copied(rest))
-        before = _other_variables(nnx, network)
+        before = fixed(network)
         outputs = network(inputs)
-        for path, value in _other_variables(nnx, network).items():
+        for path, value in fixed(network).items():
             if before.get(path) is not value:
-                raise ValueError(
-                    f"the Flax module changes its variable {path} when called: it draws random numbers or learns from "
-                    f"the batch, so that there is no U, hence no exp(−U/T); {REMEDY}, or hold that variable fixed"
-                )
+                why = "it draws random numbers or learns from the batch, so that there is no U, hence no exp(-U/T)"
+                remedy = "call module.eval() first, or hold that variable fixed"
+                raise ValueError(f"the Flax module changes its variable {path} when called: {why}; {remedy}")
         return outputs
 
     def restore(weights: Weights) -> Any:
@@ -71,19 +66,3 @@ def from_flax(module: Any) -> Model:
         return module
 
     return Model(weights, apply, restore)
-
-
-def _other_variables(nnx: Any, module: Any) -> dict[str, Any]:
-    """The values of all variables but the weights, by path."""
-    state = nnx.state(module, nnx.Not(nnx.Param))
-    return {".".join(map(str, path)): variable.get_raw_value() for path, variable in nnx.to_flat_state(state)}
-
-
-def _refuse_random_layers(nnx: Any, module: Any) -> None:
-    for path, layer in nnx.iter_modules(module):
-        name = ".".join(map(str, path))
-        rate = getattr(layer, "rate", getattr(layer, "dropout_rate", 0.0))
-        if getattr(layer, "deterministic", True) is False and isinstance(rate, int | float) and rate > 0:
-            raise refuse_layer("Flax", name, layer, f"drops {rate:g} of its inputs at random", REMEDY)
-        if getattr(layer, "use_running_average", True) is False:
-            raise refuse_layer("Flax", name, layer, "normalises each example by its batch", REMEDY)

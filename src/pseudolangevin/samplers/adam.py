@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from .. import _trees as trees
 from .._checks import check_integer, check_interval, check_positive
@@ -109,8 +108,10 @@ class Adam(Sampler):
                 raise ValueError(f"{name} = {value!r} needs a validation set; pass validation=, or leave it out")
 
     @property
-    def optimizer(self) -> optax.GradientTransformation:
+    def optimizer(self) -> Any:
         """The optax optimiser."""
+        import optax  # noqa: PLC0415 (slow to import)
+
         steps_per_decay = max(1, round(self.decay_epochs * self.dataset.num_examples / self.batch_size))
         schedule = optax.exponential_decay(self.learning_rate, steps_per_decay, self.decay_factor, staircase=True)
         return optax.adam(schedule)

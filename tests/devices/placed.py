@@ -1,22 +1,23 @@
-"""The same chains on one device and on four: run in processes of their own, whose devices are simulated.
-
-    python -m tests.placement.placed_chains OUT.npz SPLIT SPLIT…        (SPLIT is chains,data,weights)
-
-With COORDINATOR, NUM_PROCESSES and PROCESS_ID in the environment, as one of several processes.
-"""
+"""The same chains and the same run folders on one device and on four, for processes with simulated devices."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pseudolangevin as pl
-from pseudolangevin import hosts
+from pseudolangevin import cli, placement
 from pseudolangevin.placement import Placement
+from pseudolangevin.runs import session  # noqa: F401 (imported once by the process that all others are forked from)
+from tests.runs.small_runs import SMALL_RUN
+
+warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX warns; none of its threads run in that process
 
 T = 1e-3
 STIFFNESS = np.tile(np.array([0.4, 1.0, 3.0, 8.0], np.float32), 256)
@@ -26,8 +27,10 @@ WEIGHT_DECAY = 500.0
 
 
 def problem() -> tuple[pl.Potential, pl.Dataset, dict]:
-    """A network, and beside it 1024 weights in ½·Σ k_i·w_i² with mini-batch noise of known variance: one loss, so that
-    one program serves for the equality of chains and for exactness."""
+    """A network, and 1024 oscillators with mini-batch noise of known variance.
+
+    They have one loss, so that one program serves for the equality of chains and for exactness.
+    """
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, size=400)
     prototypes = rng.choice([-1, 1], size=(4, 20))
@@ -45,12 +48,12 @@ def problem() -> tuple[pl.Potential, pl.Dataset, dict]:
 
     weights = {"network": network.init(jax.random.key(1)), "oscillators": jnp.zeros(STIFFNESS.size)}
     dataset = pl.Dataset((spins.astype(np.float32), rows.astype(np.float32)), labels)
-    # A strong decay keeps the network calm: two chains that differ by rounding stay together for a while.
+    # With a strong decay, two chains that differ by rounding stay close to each other for a while.
     return pl.Potential(loss, weight_decay=WEIGHT_DECAY), dataset, weights
 
 
-def run(sampler: pl.Sampler, weights: dict, num_steps: int, record_every: int, placement: Placement) -> dict:
-    """All weights at every record, the loss there, and how many devices share one chain's largest tensor."""
+def run(sampler: pl.Sampler, weights: dict, num_steps: int, record_every: int, split: Placement) -> dict:
+    """The weights and the loss at every record, and the number of parts of a tensor of all chains."""
     result = pl.sample(
         sampler,
         weights,
@@ -62,21 +65,25 @@ def run(sampler: pl.Sampler, weights: dict, num_steps: int, record_every: int, p
         key=3,
         observe_examples=300,
         chunk_size=64,
-        placement=placement,
+        placement=split,
     )
     leaves = [leaf.reshape(*leaf.shape[:3], -1) for leaf in jax.tree.leaves(result.samples)]
     kernel = result.states.weights["network"]["layer1"]["kernel"]
     return {
         "weights": np.concatenate(leaves, axis=-1),
-        "masses": np.asarray(hosts.to_host(result.states.masses["oscillators"])).reshape(2, 2, -1),
+        "masses": np.asarray(placement.to_host(result.states.masses["oscillators"])).reshape(2, 2, -1),
         "loss": result.trace["loss"].values,
-        "pieces": kernel.size // np.prod(kernel.sharding.shard_shape(kernel.shape)),
+        "parts": kernel.size // np.prod(kernel.sharding.shard_shape(kernel.shape)),
     }
 
 
-def main() -> None:
+def make_chains() -> None:
+    """Save chains to the first argument, for every split "chains,data,weights" of the other arguments.
+
+    With COORDINATOR, NUM_PROCESSES and PROCESS_ID in the environment, as one of several processes.
+    """
     if "COORDINATOR" in os.environ:
-        hosts.connect(os.environ["COORDINATOR"], int(os.environ["NUM_PROCESSES"]), int(os.environ["PROCESS_ID"]))
+        placement.connect(os.environ["COORDINATOR"], int(os.environ["NUM_PROCESSES"]), int(os.environ["PROCESS_ID"]))
     assert jax.device_count() == 4
     potential, dataset, weights = problem()
     langevin = pl.pseudo_langevin(
@@ -91,17 +98,25 @@ def main() -> None:
     hybrid = pl.hybrid_monte_carlo(potential, dataset, time_step=0.01, num_leapfrog_steps=5)
     found: dict = {}
     for split in sys.argv[2:]:
-        placement = Placement(*map(int, split.split(",")))
+        placed = Placement(*map(int, split.split(",")))
         runs = {}
         if split != "1,2,2":
-            # Messages between processes are slow: as many steps as show that the chain is the one known to be exact.
-            runs["langevin"] = run(langevin, weights, 50 if hosts.several() else 250, 25, placement)
+            # Messages between processes are slow: fewer steps, which show that the chain is the exact one.
+            runs["langevin"] = run(langevin, weights, 50 if placement.several() else 250, 25, placed)
         if split in ("1,1,1", "1,2,2"):
-            runs["hybrid"] = run(hybrid, weights, 20, 10, placement)
+            runs["hybrid"] = run(hybrid, weights, 20, 10, placed)
         found |= {f"{split}/{name}/{key}": value for name, values in runs.items() for key, value in values.items()}
-    if hosts.is_first():
+    if placement.is_first():
         np.savez(sys.argv[1], **found)
 
 
-if __name__ == "__main__":
-    main()
+def make_runs() -> None:
+    """Make two run folders in the first argument: one in one session, one in two sessions with different splits."""
+    assert jax.device_count() == 4
+    folder = Path(sys.argv[1])
+    config = folder / "run.toml"
+    config.write_text(SMALL_RUN + "[placement]\nchains = 4\n")
+    assert cli.run(["sample", str(config), "--out", str(folder / "one")]) == 0
+    assert cli.run(["sample", str(config), "--out", str(folder / "two"), "--set", "num_steps=200"]) == 0
+    splits = ["--set", "placement.chains=2", "--set", "placement.data=2"]
+    assert cli.run(["resume", str(folder / "two"), "--steps", "400", *splits]) == 0

@@ -1,0 +1,98 @@
+"""The shape of the package: levels, size, and an import without side effects."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SLOW = {"zarr", "orbax", "pydantic", "rich", "matplotlib", "arviz", "scipy"}
+RUNNING = {"chains", "observables", "placement", "_progress"}
+USING = {"runs", "adapters", "cli", "demo", "paper", "__main__"}
+
+
+def load_size():
+    spec = util.spec_from_file_location("size", ROOT / "benchmarks" / "size.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+size = load_size()
+MODULES = sorted(filter(None, size.modules()))
+
+
+def level(module: str) -> int:
+    """Method < running < diagnostics < apps < runs, adapters, command line and paper, told by folders."""
+    top = module.partition(".")[0]
+    return 4 if top in USING else 3 if top == "apps" else 2 if top == "diagnostics" else int(top in RUNNING)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_to_the_same_level_or_below(module):
+    upward = {other for other in size.imports(module, deferred=True) if level(other) > level(module)}
+    assert not upward
+
+
+def test_imports_form_no_circle():
+    assert size.longest_chain(deferred=True)
+
+
+def test_imports_are_found():
+    assert {"integrator", "samplers.base"} <= size.imports("samplers.langevin")
+    assert "runs.session" in size.imports("cli", deferred=True)
+    assert "runs.session" not in size.imports("cli")
+
+
+@pytest.mark.parametrize("row", size.measure(), ids=lambda row: row[0])
+def test_the_package_stays_within_its_limits(row):
+    quantity, value, limit, detail = row
+    assert value <= limit, f"{quantity}: {detail}"
+
+
+def test_nothing_is_pickled():
+    for path, tree in size.modules().values():
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {alias.name for node in nodes for alias in node.names} | {getattr(node, "module", "") for node in nodes}
+        assert not {"pickle", "cloudpickle", "dill", "joblib"} & {str(name).split(".")[0] for name in names}, path
+
+
+def run_python(code: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_changes_no_setting_of_jax_and_loads_nothing_slow():
+    run_python(
+        "import sys, jax\n"
+        "before = dict(jax.config.values)\n"
+        "import pseudolangevin, pseudolangevin.cli\n"
+        "after = dict(jax.config.values)\n"
+        "changed = {name for name in before | after if before.get(name) != after.get(name)}\n"
+        "assert not changed, changed\n"
+        f"loaded = {SLOW} & set(sys.modules)\n"
+        "assert not loaded, loaded"
+    )
+
+
+def test_adapters_import_their_frameworks_when_called():
+    run_python(
+        "import sys\n"
+        "import pseudolangevin.adapters.flax, pseudolangevin.adapters.equinox, pseudolangevin.adapters.torch\n"
+        "assert not {'flax', 'equinox', 'torch', 'torch2jax'} & set(sys.modules)"
+    )
+
+
+def test_every_public_name_can_be_imported():
+    run_python(
+        "import pseudolangevin as pl\nfor name in pl.__all__: getattr(pl, name)\nassert set(pl.__all__) <= set(dir(pl))"
+    )
