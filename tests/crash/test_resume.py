@@ -74,7 +74,8 @@ class Faults:
                 go_on(path)
                 assert_same_run(path, finished)
             if self.count < number:
-                return number - 1
+                break
+        return number - 1
 
     def _strikes(self) -> bool:
         self.count += 1
