@@ -69,11 +69,11 @@ class Faults:
                 session.resume(path, overrides, progress=False)
             except Crash:
                 assert_readable(path)
-            self.at = None
-            if self.count < number or number % 16 == 1:
+            self.at, through = None, self.count < number
+            if through or number % 16 == 1:
                 go_on(path)
                 assert_same_run(path, finished)
-            if self.count < number:
+            if through:
                 break
         return number - 1
 
