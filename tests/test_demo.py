@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from pseudolangevin.runs.folder import RunFolder, locked
 
 from pseudolangevin import cli, demo
 from pseudolangevin.paper.results import published_averages
 from pseudolangevin.runs import session
+from pseudolangevin.runs.folder import RunFolder, locked
 from tests.runs.small_runs import SMALL_RUN, snapshot
 from tests.test_cli import assert_one_clear_line
 

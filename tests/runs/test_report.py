@@ -15,10 +15,10 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from pseudolangevin.runs.folder import RunFolderError
 
 from pseudolangevin.diagnostics.certificate import Certificate
 from pseudolangevin.paper.results import published_averages
+from pseudolangevin.runs.folder import RunFolderError
 from pseudolangevin.runs.report import Charts, number, pretty, report_html, summary_figure, write_report
 
 from .report_data import HOSTILE, full_page, make_certificate, make_result, make_trace
