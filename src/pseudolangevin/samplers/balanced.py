@@ -61,7 +61,7 @@ class BalancedLangevin(NoiseMassLangevin):
             friction must then be applied more often.
         friction_every: steps n between two applications of the friction; default: the largest n up to 5 with
             n·(1 − c1²)·𝒯 ≤ 0.002, which was measured to be small enough.
-        friction_batch_size: examples B of the batch that the friction is computed on; default: a quarter of `batch_size`.
+        friction_batch_size: examples B of the batch of the friction; default: a quarter of `batch_size`.
         num_warmup: steps during which masses are set from the noise; default: until two measurements at doubling
             intervals agree within `refresh_tolerance`.
 
