@@ -61,6 +61,8 @@ class LangevinState(NamedTuple):
     num_resets: Array
     warmup_end: Array
     """Step at which the masses were fixed; -1 before, and 0 for samplers without such a warm-up."""
+    friction_load: Array
+    """Load of the friction at the last refresh, before masses were raised for it; see `balanced.apply_friction`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -118,6 +120,7 @@ class Langevin(Sampler):
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
             warmup_end=jnp.zeros((), jnp.int32),
+            friction_load=jnp.zeros(()),
         )
         return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
 
