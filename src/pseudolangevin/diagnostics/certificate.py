@@ -1,17 +1,17 @@
 """The certificate: evidence that the chains of a run sample exp(−U/T), line by line.
 
-To add a line, write a function of a `Subject` that yields measurements, and add one row to `LINES`. A function may also
+To add a line, write a function of a `Subject` that yields measurements, and add it to `LINES`. A function may also
 yield a string: a note on what could not be examined.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
@@ -19,13 +19,14 @@ import xarray as xr
 
 from .. import _trees as trees
 from .._checks import check_integer, check_interval, check_positive
-from ..chains import Result
 from ..samplers.base import Status
 from . import noise as minibatch
-from . import verdicts
 from .averages import Floats, average, chains_at, drift, effective_samples, healthy_chains, kept, rhat
 from .ensemble import two_temperature_check
-from .verdicts import Certificate, Measurement, Rule, RunLength, consistent, enough, judge, within_tolerance
+from .verdicts import MIN_EFFECTIVE_SAMPLES, Certificate, Measurement, RunLength, independent, judge
+
+if TYPE_CHECKING:
+    from ..chains import Result
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Evidence:
         trace = kept(self.result.trace, self.burn_in)
         # While the time step is adapted a Metropolis chain has no stationary distribution.
         trace = trace.isel(draw=np.asarray(trace["step"].values) > self.warmup)
-        unused = [] if self.observes_everything else ["virial_temperature", "layer_virial_temperature"]
+        unused = [] if self.observes_everything else ["virial_temperature"]
         subtracted = getattr(self.result.sampler, "subtracted", None)
         if subtracted is not None and subtracted(self.result.states) is None:  # 𝒱 does not enter the noise
             unused += ["temperature_ratio", "stale_excess_temperature"]
@@ -78,6 +79,9 @@ class Evidence:
         return RunLength(trace.sizes["draw"], int(every), self.noise_draws)
 
 
+Measured: TypeAlias = Iterator[Measurement | str]
+
+
 @dataclass(frozen=True)
 class Subject:
     """One chain, or all healthy chains at a temperature."""
@@ -91,11 +95,6 @@ class Subject:
         """Temperature T; None for a sampler without temperature."""
         result = self.run.result
         return float(result.trace["temperature"].values[self.position]) if result.sampler.uses_temperature else None
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the chain, or any of the chains, did not fail."""
-        return bool(np.any(self.run.healthy[self.position, slice(None) if self.chain is None else self.chain]))
 
     @property
     def momentum_retention(self) -> float:
@@ -123,21 +122,31 @@ class Subject:
         noise, ratios, _, num_noisy, *_ = self.noise
         return minibatch.collective_noise(noise, ratios, self.momentum_retention, num_components=num_noisy)
 
-
-Measured: TypeAlias = Iterator[Measurement | str]
+    def measurements(self) -> Measured:
+        """Yield the measurements of all lines that apply, and notes."""
+        trace, everyone = self.run.retained, self.chain is None
+        healthy = np.any(self.run.healthy[self.position, slice(None) if everyone else self.chain])
+        for kind in ("temperature",) if everyone else ("chain", "noise"):
+            for measure, variable in LINES[kind]:
+                if variable and not (healthy and variable in trace and trace.sizes["draw"]):
+                    continue
+                if kind == "noise" and not self.run.noise_draws:
+                    yield "mini-batch noise was not examined: noise_draws = 0"
+                else:
+                    yield from measure(self, variable)
 
 
 def _status(chain: Subject, variable: str) -> Measured:
     status = Status(int(chain.run.result.trace["status"].values[chain.position, chain.chain, -1]))
     expected = status if status.healthy else Status.RUNNING
-    yield Measurement(float(status), 0.0, float(expected), 0.0, remedy=status.explanation)
+    yield Measurement("status", float(status), 0.0, float(expected), 0.0, remedy=status.explanation)
 
 
-def _mean(values: Floats, tolerance: float, remedy: str, name: str = "") -> Measurement:
+def _mean(name: str, values: Floats, tolerance: float, remedy: str) -> Measurement:
     """Return the mean of draws that should be 1."""
     mean, error, samples = average(values)
     number = partial(Measurement, effective_samples=samples, num_draws=len(values), remedy=remedy)
-    return number(mean, error, 1.0, tolerance, name=name)
+    return number(name, mean, error, 1.0, tolerance)
 
 
 def _kinetic_temperature(chain: Subject, variable: str) -> Measured:
@@ -146,34 +155,31 @@ def _kinetic_temperature(chain: Subject, variable: str) -> Measured:
         "ratio or the time step is too large; lower temperature_ratio or refresh_every"
     )
     if chain.temperature is not None:
-        yield _mean(chain.values(variable) / chain.temperature, chain.run.tolerance, remedy)
+        yield _mean("kinetic temperature", chain.values(variable) / chain.temperature, chain.run.tolerance, remedy)
 
 
 def _virial_temperature(chain: Subject, variable: str) -> Measured:
     remedy = "weights are not at T: not equilibrated, heated by mini-batch noise, or the gradient is wrong"
     if chain.temperature is not None:
-        yield _mean(chain.values(variable) / chain.temperature, chain.run.tolerance, remedy)
+        yield _mean("virial temperature", chain.values(variable) / chain.temperature, chain.run.tolerance, remedy)
         names = chain.run.retained["layer"].values
         layers = chain.values("layer_virial_temperature").T / chain.temperature
         for name, values in zip(names, layers, strict=True) if len(names) > 1 else ():
-            yield _mean(values, chain.run.layer_tolerance, remedy, str(name))
+            yield _mean(f"virial temperature, {name}", values, chain.run.layer_tolerance, remedy)
 
 
 def _temperature_ratio(chain: Subject, variable: str) -> Measured:
-    """Current ratios against the largest allowed one; ratios found by refreshes against 1/(1 + c1²)."""
+    """Current ratios against the largest allowed one."""
     limit = 1 / (1 + chain.momentum_retention**2)
     allowed = min(getattr(chain.run.result.sampler, "ratio_limit", math.inf), limit)
     quantiles = chain.values(variable)
     low, middle, high = np.median(quantiles, axis=0)[[0, quantiles.shape[1] // 2, -1]]
     comment = f"5 % of the ratios are below {low:.2g}, half below {middle:.2g}, 95 % below {high:.2g}"
     remedy = f"masses are too small for the noise: ratios may not exceed {allowed:.3g}; raise the masses or batch_size"
-    current = partial(Measurement, standard_error=0.0, expected=allowed, tolerance=1e-3 * allowed, side="above")
-    yield current(float(quantiles[:, -1].max()), name="95 %", comment=comment, remedy=remedy)
-    yield current(float(chain.values("max_temperature_ratio").max()), name="largest", remedy=remedy)
-    # One unit that becomes active between refreshes causes a high peak; what counts is the excess temperature.
-    peak = float(chain.values("peak_temperature_ratio").max())
-    remedy = f"between refreshes a ratio exceeded 1/(1+c1²) = {limit:.3g}; lower refresh_every or raise mass_floor"
-    yield Measurement(peak, 0.0, limit, 1e-3 * limit, "above", name="peak", remedy=remedy, required=False)
+    largest = {"95 %": (quantiles[:, -1], comment), "largest": (chain.values("max_temperature_ratio"), "")}
+    for name, (values, words) in largest.items():
+        number = partial(Measurement, side="above", remedy=remedy, comment=words)
+        yield number(f"temperature ratio, {name}", float(values.max()), 0.0, allowed, 1e-3 * allowed)
 
 
 def _clipped_noise(chain: Subject, variable: str) -> Measured:
@@ -182,7 +188,7 @@ def _clipped_noise(chain: Subject, variable: str) -> Measured:
         f"the mini-batch noise of {value:.3g} of the weights is alone hotter than T, temperature ratio > 1/(1+c1²): no "
         "noise was injected there, and they are too hot; lower time_step or raise batch_size"
     )
-    yield Measurement(value, 0.0, 0.0, 0.0, "above", remedy=remedy)
+    yield Measurement("clipped noise", value, 0.0, 0.0, 0.0, "above", remedy=remedy)
 
 
 def _stale_variance(chain: Subject, variable: str) -> Measured:
@@ -195,20 +201,19 @@ def _stale_variance(chain: Subject, variable: str) -> Measured:
     remedy = "between refreshes the noise grew beyond the current variance; lower refresh_every or temperature_ratio"
     sizes = np.array([trees.num_weights(layer) for layer in trees.layers(chain.run.result.weights).values()])
     everywhere, worst = float((excess @ sizes).max() / sizes.sum()), int(excess.max(axis=0).argmax())
-    yield Measurement(everywhere, 0.0, 0.0, chain.run.tolerance, "above", remedy=remedy)
+    number, name = partial(Measurement, side="above", remedy=remedy), "stale excess temperature"
+    yield number(name, everywhere, 0.0, 0.0, chain.run.tolerance)
     if len(sizes) > 1:
-        number = partial(Measurement, remedy=remedy, comment=f"layer {chain.run.retained['layer'].values[worst]}")
-        highest = float(excess[:, worst].max())
-        yield number(highest, 0.0, 0.0, chain.run.layer_tolerance, "above", name="worst layer")
+        number = partial(number, comment=f"layer {chain.run.retained['layer'].values[worst]}")
+        yield number(f"{name}, worst layer", float(excess[:, worst].max()), 0.0, 0.0, chain.run.layer_tolerance)
 
 
 def _stationarity(chain: Subject, variable: str) -> Measured:
     """Change of U in units of N·T/2, or relative change of |w|², from the first third of the draws to the last.
 
-    An error is known beforehand: a change far beyond the thermal fluctuations is relaxation, however few and smooth the
-    draws. The variance of U is T² times the heat capacity, N/2 for independent oscillators. With k = λ/N the curvature
-    of the regulariser (the smallest, where groups differ), the variance of |w|² is at most 4·⟨|w|²⟩·T/k where the loss
-    is convex (Brascamp and Lieb), twice that of N weights without a loss. Both are multiplied by 4, for other losses.
+    An error is known beforehand: a change far beyond the thermal fluctuations is relaxation, however few the draws. The
+    variance of U is N·T²/2 for independent oscillators. With k = λ/N the smallest curvature of the regulariser, that of
+    |w|² is at most 4·⟨|w|²⟩·T/k for a convex loss (Brascamp and Lieb). Both are multiplied by 4, for other losses.
     """
     values, num_weights, known_error = chain.values(variable), chain.run.result.num_weights, math.inf
     unit = abs(float(values.mean()))
@@ -221,10 +226,12 @@ def _stationarity(chain: Subject, variable: str) -> Measured:
     # In a small system thermal fluctuations exceed the tolerance; a drift within them is acceptable.
     tolerance = float(np.fmax(chain.run.tolerance, fluctuation))
     remedy = "the chain still drifts: run it longer, or discard more with burn_in"
-    number = partial(
-        Measurement, effective_samples=samples, num_draws=len(values), known_error=known_error, remedy=remedy
-    )
-    yield number(change, error, 0.0, tolerance, settles=True)
+    number = partial(Measurement, effective_samples=samples, num_draws=len(values), known_error=known_error)
+    yield number(f"stationarity of {_symbol(variable)}", change, error, 0.0, tolerance, settles=True, remedy=remedy)
+
+
+def _symbol(variable: str) -> str:
+    return {"potential": "U", "squared_norm": "|w|²"}[variable]
 
 
 def _acceptance(chain: Subject, variable: str) -> Measured:
@@ -233,38 +240,28 @@ def _acceptance(chain: Subject, variable: str) -> Measured:
     num_moves = max(1.0, float(steps[-1] - steps[0]))
     error = math.sqrt(max(value * (1 - value), 1 / num_moves) / num_moves)
     remedy = "moves are rejected too often for the averages to be trusted; shorten the time step"
-    yield Measurement(value, error, 0.2, 0.0, "below", num_draws=len(steps), remedy=remedy)
+    yield Measurement("acceptance", value, error, 0.2, 0.0, "below", num_draws=len(steps), remedy=remedy)
 
 
 def _misplaced_energy(chain: Subject, variable: str) -> Measured:
     """Energy in the wrong components: over all of them, and in the layer where it is largest."""
-    draws, found = chain.noise, {}
-    for layer in np.unique(draws.layers):
-        chosen = draws.layers == layer
-        share = minibatch.misplaced_energy(draws.noise[:, chosen], draws.ratios[chosen], chain.momentum_retention)
-        found[draws.layer_names[layer]] = share
-    everywhere = minibatch.misplaced_energy(draws.noise, draws.ratios, chain.momentum_retention)
+    draws, name = chain.noise, "noise, misplaced energy"
+
+    def share(chosen: np.ndarray | slice) -> tuple[float, float]:
+        return minibatch.misplaced_energy(draws.noise[:, chosen], draws.ratios[chosen], chain.momentum_retention)
+
+    found = {draws.layer_names[layer]: share(draws.layers == layer) for layer in np.unique(draws.layers)}
     remedy = "the subtracted variance is wrong in some components; lower refresh_every, or variance_tolerance"
-    number = partial(Measurement, effective_samples=min(20, len(draws.noise)), remedy=remedy)
-    yield number(*everywhere, 0.0, chain.run.tolerance, "above")
+    number = partial(Measurement, side="above", effective_samples=min(20, len(draws.noise)), remedy=remedy)
+    yield number(name, *share(slice(None)), 0.0, chain.run.tolerance)
     if len(found) > 1:
-        worst = max(found, key=lambda name: found[name][0])
-        number = partial(number, name="worst layer", comment=f"layer {worst}")
-        yield number(*found[worst], 0.0, chain.run.layer_tolerance, "above")
+        worst = max(found, key=lambda layer: found[layer][0])
+        number = partial(number, comment=f"layer {worst}")
+        yield number(f"{name}, worst layer", *found[worst], 0.0, chain.run.layer_tolerance)
 
 
-def _ks_shape(chain: Subject, variable: str) -> Measured:
-    remedy = "the noise is not Gaussian: batches are small; raise batch_size"
-    yield _ks_fraction(chain, minibatch.ks_shape_fraction, remedy)
-
-
-def _ks_scaled(chain: Subject, variable: str) -> Measured:
-    remedy = "the noise does not have the current variance; see misplaced energy for the consequences"
-    yield replace(_ks_fraction(chain, minibatch.ks_fraction, remedy), required=False)
-
-
-def _ks_fraction(chain: Subject, test: Callable[[Floats], float], remedy: str) -> Measurement:
-    """Return the share of Kolmogorov–Smirnov tests with p > 0.05, 0.95 for Gaussian noise.
+def _gaussian_noise(chain: Subject, variable: str) -> Measured:
+    """Share of Kolmogorov–Smirnov tests with p > 0.05, 0.95 for Gaussian noise.
 
     A test has 250 draws, as in the paper; more would find deviations from a normal distribution that do not matter.
     Components share their mini-batches, so as many tests count as there are independent components. The variance is
@@ -272,11 +269,13 @@ def _ks_fraction(chain: Subject, test: Callable[[Floats], float], remedy: str) -
     """
     noise, num_silent = chain.noise.noise, chain.noise.num_silent
     sets = np.array_split(noise, max(1, len(noise) // 250))
-    fraction = float(np.mean([test(part) for part in sets]))
+    fraction = float(np.mean([minibatch.ks_shape_fraction(part) for part in sets]))
     variance = max(0.95 * 0.05, fraction * (1 - fraction))
     error = math.sqrt(variance / (len(sets) * chain.collective.independent_components))
     comment = f"{num_silent:,} silent components left out" if num_silent else ""
-    return Measurement(fraction, error, 0.95, chain.run.ks_tolerance, "below", remedy=remedy, comment=comment)
+    remedy = "the noise is not Gaussian: batches are small; raise batch_size"
+    number = partial(Measurement, side="below", remedy=remedy, comment=comment)
+    yield number("noise, KS fraction of shape", fraction, error, 0.95, chain.run.ks_tolerance)
 
 
 def _noise_excess(chain: Subject, variable: str) -> Measured:
@@ -286,7 +285,7 @@ def _noise_excess(chain: Subject, variable: str) -> Measured:
     remedy = "the subtracted variance differs from that of the noise; lower refresh_every or temperature_ratio"
     comment = f"variance of the noise over the current one: {squares.mean():.3f}"
     number = partial(Measurement, effective_samples=len(excess), remedy=remedy, comment=comment)
-    yield number(mean, error, 0.0, chain.run.tolerance)
+    yield number("noise, excess temperature", mean, error, 0.0, chain.run.tolerance)
 
 
 def _collective_share(chain: Subject, variable: str) -> Measured:
@@ -295,28 +294,30 @@ def _collective_share(chain: Subject, variable: str) -> Measured:
     seen = f"{len(eigenvalues)} directions seen, with temperature ratios up to {hottest:.2g}"
     remedy = "correlated mini-batch noise heats collective directions; lower temperature_ratio"
     number = partial(Measurement, upper=bound, remedy=remedy, comment=f"at most {bound:.2%} of the energy; {seen}")
-    yield number(share, error, 0.0, chain.run.tolerance, "above")
+    yield number("noise, collective share", share, error, 0.0, chain.run.tolerance, "above")
 
 
 def _observed_examples(group: Subject, variable: str) -> Measured:
     if group.temperature is not None and not group.run.observes_everything:
         observed, num = group.run.result.trace.attrs["observed_examples"], group.run.result.sampler.dataset.num_examples
         comment = "no virial temperature and no ensemble check: record without observe_examples"
-        yield Measurement(float(observed), 0.0, float(num), 0.0, "below", comment=comment, longer=0.0)
+        number = partial(Measurement, comment=comment, longer=0.0)
+        yield number("observed examples", float(observed), 0.0, float(num), 0.0, "below", "enough")
 
 
 def _retained_draws(group: Subject, variable: str) -> Measured:
     if not group.run.retained.sizes["draw"]:
         longer = group.run.warmup / group.run.length.num_steps + 1
         comment = f"all records are from the warm-up of {group.run.warmup} moves"
-        yield Measurement(0.0, 0.0, 1.0, 0.0, "below", num_draws=0, longer=longer, comment=comment)
+        number = partial(Measurement, num_draws=0, longer=longer, comment=comment)
+        yield number("retained draws", 0.0, 0.0, 1.0, 0.0, "below", "enough")
 
 
 def _effective_samples(group: Subject, variable: str) -> Measured:
     chains = group.values(variable)
-    found = effective_samples(chains, bulk=True)
-    longer = 100 / found if found > 0 else math.inf
-    yield Measurement(found, 0.0, 100, 0.0, "below", num_draws=chains.shape[1], longer=longer)
+    found, name = effective_samples(chains, bulk=True), f"effective samples of {_symbol(variable)}"
+    number = partial(Measurement, num_draws=chains.shape[1], longer=100 / found if found > 0 else math.inf)
+    yield number(name, found, 0.0, 100, 0.0, "below", "enough")
 
 
 def _rhat(group: Subject, variable: str) -> Measured:
@@ -332,13 +333,13 @@ def _rhat(group: Subject, variable: str) -> Measured:
         return
     means, errors, effective = np.array([average(chain) for chain in chains]).T
     samples, freedom = float(effective.min()), len(chains) - 1
-    if samples >= verdicts.MIN_EFFECTIVE_SAMPLES:
+    if samples >= MIN_EFFECTIVE_SAMPLES:
         # Errors from few samples are uncertain; Hotelling's bound on their ratio is an F distribution.
         statistic = float(np.sum(((means - chains.mean()) / errors) ** 2)) / freedom
-        p_value = float(stats.f.sf(statistic, freedom, samples / verdicts.SAMPLES_PER_FREEDOM - 1))
+        p_value = float(stats.f.sf(statistic, freedom, independent(samples) - 1))
     remedy = "chains disagree: each explores a region of its own; run longer"
     number = partial(Measurement, effective_samples=samples, num_draws=chains.shape[1], p_value=p_value, remedy=remedy)
-    yield number(rhat(chains), 0.0, 1.0, group.run.rhat_tolerance, "above")
+    yield number(f"R-hat of {_symbol(variable)}", rhat(chains), 0.0, 1.0, group.run.rhat_tolerance, "above")
 
 
 def _ensemble(group: Subject, variable: str) -> Measured:
@@ -356,7 +357,7 @@ def _ensemble(group: Subject, variable: str) -> Measured:
     second, energies = float(temperatures[hotter[0]]), group.values(variable)
     check = two_temperature_check(energies, Subject(run, hotter[0], None).values(variable), (first, second))
     comment = f"{check.num_samples[0]:.0f} and {check.num_samples[1]:.0f} independent samples"
-    longer = 2 * verdicts.MIN_EFFECTIVE_SAMPLES / max(1.0, min(check.num_samples))
+    longer = 2 * MIN_EFFECTIVE_SAMPLES / max(1.0, min(check.num_samples))
     if not check.overlap:
         longer, apart = 0.0, f"no overlap: mean energies are {check.separation:.0f} standard deviations apart"
         comment = f"{apart}; add a temperature between, next to {first:g}: {check.suggested_temperature:.4g}"
@@ -364,56 +365,36 @@ def _ensemble(group: Subject, variable: str) -> Measured:
         comment = f"{check.deviation:+.1f} standard errors off; {comment}"
     remedy = "the energies at the two temperatures are not both Boltzmann-distributed"
     number = partial(Measurement, required=check.overlap, comment=comment, remedy=remedy, longer=longer)
-    number = partial(number, num_draws=energies.shape[1], needed_error=run.ensemble_error)
-    yield number(check.ratio, check.standard_error, 1.0, run.tolerance, name=f"T = {first:g} and {second:g}")
+    number = partial(number, num_draws=energies.shape[1], needed_error=run.ensemble_error, rule="consistent")
+    name = f"ensemble, T = {first:g} and {second:g}"
+    yield number(name, check.ratio, check.standard_error, 1.0, run.tolerance)
 
 
-class LineKind(NamedTuple):
-    """A row of the table of lines."""
-
-    name: str
-    question: str  # what the line checks
-    measure: Callable[[Subject, str], Measured]  # function of the subject and of `needs`
-    needs: str = ""  # variable of the trace without which, as for failed chains, the line is left out
-    per: Literal["chain", "noise", "temperature"] = "chain"  # subject; noise is drawn at a chain's final weights
-    rule: Rule = within_tolerance  # rule that turns a measurement into a verdict
-
-
-LINES = (
-    LineKind("status", "Did the chain run to the end?", _status),
-    LineKind("kinetic temperature", "Are the momenta at T?", _kinetic_temperature, "kinetic_temperature"),
-    LineKind("virial temperature", "Are the weights at T, in every layer?", _virial_temperature, "virial_temperature"),
-    LineKind("temperature ratio", "Are masses heavy enough for the noise?", _temperature_ratio, "temperature_ratio"),
-    LineKind("clipped noise", "Is mini-batch noise alone hotter than T anywhere?", _clipped_noise, "clipped_share"),
-    LineKind("stale excess temperature", "Did noise outgrow 𝒱?", _stale_variance, "stale_excess_temperature"),
-    LineKind("stationarity of U", "Has U stopped drifting?", _stationarity, "potential"),
-    LineKind("stationarity of |w|²", "Has |w|² stopped drifting?", _stationarity, "squared_norm"),
-    LineKind("acceptance", "Are enough moves accepted?", _acceptance, "acceptance"),
-    LineKind("noise, misplaced energy", "Is 𝒱 right everywhere?", _misplaced_energy, "temperature_ratio", "noise"),
-    LineKind("noise, KS fraction of shape", "Is the noise Gaussian?", _ks_shape, "temperature_ratio", "noise"),
-    LineKind("noise, KS fraction", "Is the noise N(0, 𝒱)?", _ks_scaled, "temperature_ratio", "noise"),
-    LineKind("noise, excess temperature", "Is 𝒱 right on average?", _noise_excess, "temperature_ratio", "noise"),
-    LineKind("noise, collective share", "Do correlations heat?", _collective_share, "temperature_ratio", "noise"),
-    LineKind("observed examples", "Is U measured on all examples?", _observed_examples, "", "temperature", enough),
-    LineKind("retained draws", "Are there draws after the warm-up?", _retained_draws, "", "temperature", enough),
-    LineKind("effective samples of U", "Are there enough?", _effective_samples, "potential", "temperature", enough),
-    LineKind("R-hat of U", "Do the chains agree?", _rhat, "potential", "temperature"),
-    LineKind("effective samples of |w|²", "Enough?", _effective_samples, "squared_norm", "temperature", enough),
-    LineKind("R-hat of |w|²", "Do the chains agree?", _rhat, "squared_norm", "temperature"),
-    LineKind("ensemble", "Is U Boltzmann-distributed?", _ensemble, "potential", "temperature", consistent),
-)
-
-
-def _measurements(kind: LineKind, subject: Subject) -> Measured:
-    """Return what one kind of line finds; nothing where it does not apply."""
-    trace = subject.run.retained
-    usable = subject.healthy and kind.needs in trace and trace.sizes["draw"] > 0
-    if (kind.per == "temperature") != (subject.chain is None) or (kind.needs and not usable):
-        return
-    if kind.per == "noise" and not subject.run.noise_draws:
-        yield "mini-batch noise was not examined: noise_draws = 0"
-    else:
-        yield from kind.measure(subject, kind.needs)
+# Functions and the variable of the trace without which, as for failed chains, their lines are left out.
+LINES = {
+    "chain": (
+        (_status, ""),
+        (_kinetic_temperature, "kinetic_temperature"),
+        (_virial_temperature, "virial_temperature"),
+        (_temperature_ratio, "temperature_ratio"),
+        (_clipped_noise, "clipped_share"),
+        (_stale_variance, "stale_excess_temperature"),
+        (_stationarity, "potential"),
+        (_stationarity, "squared_norm"),
+        (_acceptance, "acceptance"),
+    ),
+    "noise": tuple(
+        (measure, "temperature_ratio")
+        for measure in (_misplaced_energy, _gaussian_noise, _noise_excess, _collective_share)
+    ),
+    "temperature": (
+        (_observed_examples, ""),
+        (_retained_draws, ""),
+        *product((_effective_samples, _rhat), ["potential"]),
+        *product((_effective_samples, _rhat), ["squared_norm"]),
+        (_ensemble, "potential"),
+    ),
+}
 
 
 def certificate(
@@ -431,9 +412,8 @@ def certificate(
     """Judge, with errors, whether the chains of a run sample exp(−U/T).
 
     Every line checks whether a bias is within a tolerance, and is passed, failed or undecided (see `verdicts` for the
-    rule: with 20 effective samples or more, a run without bias beyond the tolerances fails once in a hundred
-    certificates, and a passed line is within its tolerance with 95 % confidence). Too few samples leave a line
-    undecided, with the number of additional steps; only a drift far beyond thermal fluctuations fails earlier.
+    rule). Too few samples leave a line undecided, with the number of additional steps; only a drift far beyond thermal
+    fluctuations fails earlier.
 
     A correct pseudo-Langevin run is biased: with 𝒯 = 0.01 temperatures may be off by up to 2𝒯 = 2 %, because
     correlations of the mini-batch noise are not corrected. The default tolerance of 3 % leaves room for this bias, and
@@ -464,19 +444,17 @@ def certificate(
     if noise_draws == 1:
         raise ValueError("noise_draws = 1 has no spread; pass 2 or more, or 0 to leave the noise out")
     run = Evidence(result, **tolerances, burn_in=burn_in, noise_draws=noise_draws, key=key)
-    found: list[tuple[LineKind, Measurement, dict[str, Any]]] = []
+    found: list[tuple[Measurement, float | None, int | None]] = []
     notes: dict[str, None] = {}  # a set in order
     num_temperatures, num_chains = run.healthy.shape
     for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
         subject = Subject(run, position, chain)
-        where = {"temperature": subject.temperature, "chain": chain}
-        for kind in LINES:
-            for measured in _measurements(kind, subject):
-                if isinstance(measured, str):
-                    notes[measured] = None
-                else:
-                    found.append((kind, measured, where))
+        for measured in subject.measurements():
+            if isinstance(measured, str):
+                notes[measured] = None
+            else:
+                found.append((measured, subject.temperature, chain))
     # All lines that can fail by chance share the false alarms.
-    num_lines = max(1, sum(m.required for kind, m, _ in found if kind.needs and kind.rule is not enough))
-    lines = tuple(judge(kind.name, m, num_lines, run.length, rule=kind.rule, **where) for kind, m, where in found)
+    num_lines = max(1, sum(m.required and m.rule != "enough" and m.name != "status" for m, *_ in found))
+    lines = tuple(judge(measured, num_lines, run.length, *where) for measured, *where in found)
     return Certificate(lines, tuple(notes), result.sampler.name, result.num_weights, burn_in, run.length)
