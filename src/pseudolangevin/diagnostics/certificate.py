@@ -311,7 +311,7 @@ def _ensemble(group: Subject) -> Measured:
         longer, apart = 0.0, f"no overlap: mean energies are {check.separation:.0f} standard deviations apart"
         comment = f"{apart}; add a temperature between, next to {first:g}: {check.suggested_temperature:.4g}"
     elif math.isfinite(check.standard_error):
-        comment = f"{check.deviation:+.1f} standard errors off; {comment}"
+        comment = f"{(check.ratio - 1) / check.standard_error:+.1f} standard errors off; {comment}"
     remedy = "the energies at the two temperatures are not both Boltzmann-distributed"
     number = partial(Measurement, rule="consistent", required=check.overlap, comment=comment, remedy=remedy)
     number = partial(number, num_draws=energies.shape[1], needed_error=group.ensemble_error, longer=longer)

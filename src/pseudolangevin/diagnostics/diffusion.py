@@ -62,32 +62,20 @@ class Diffusion:
 
 
 class Displacements:
-    """Accumulator of d² along a run; reference point k is renewed every 2ᵏ records, and gives intervals of 1 … 2ᵏ.
-
-    Example:
-        >>> displacements = Displacements()
-        >>> for step in range(1, 9):
-        ...     displacements.observe(step, 0.5 * step, jnp.full((1, 4), 3.0 * step))
-        >>> float(displacements.diffusion().coefficient[0])
-        18.0
-    """
+    """Accumulator of d² along a run; reference point k is renewed every 2ᵏ records, and gives intervals of 1 … 2ᵏ."""
 
     def __init__(self, num_references: int = 8) -> None:
         """Start without records."""
-        check_integer("num_references", num_references, minimum=1, maximum=30)
-        self._references: dict[int, tuple[int, Weights]] = {}
-        self._num_references = num_references
+        self._references: list[tuple[int, Weights]] = [(0, None)] * num_references
         self._times: list[tuple[int, float]] = []
         self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def observe(self, step: int, seconds: float, weights: Weights) -> None:
         """Add one record: the step, the time from any origin, and the weights with one leading axis over chains."""
-        for earlier, reference in dict(self._references.values()).items():  # one reference may serve for several k
+        for earlier, reference in dict(self._references if self._times else []).items():
             self._pairs[step - earlier].append(np.asarray(_mean_squared_distance(reference, weights), np.float64))
-        renewed = (step, jax.tree.map(jnp.copy, weights))
-        for k in range(self._num_references):
-            if len(self._times) % 2**k == 0:
-                self._references[k] = renewed
+        new, num_records = (step, jax.tree.map(jnp.copy, weights)), len(self._times)
+        self._references = [old if num_records % 2**k else new for k, old in enumerate(self._references)]
         self._times.append((step, seconds))
 
     def diffusion(self, num_temperatures: int = 1) -> Diffusion:
@@ -209,9 +197,9 @@ def measure_diffusion(
             began = time.perf_counter()
             observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, chunk_size)))
             observing += time.perf_counter() - began
-    refresh_seconds = 0.0
-    if durations[True] and durations[False]:
-        refresh_seconds = max(0.0, sum(durations[True]) - len(durations[True]) * float(np.median(durations[False])))
+    refresh_seconds, (with_refresh, without) = 0.0, (durations[True], durations[False])
+    if with_refresh and without:
+        refresh_seconds = max(0.0, sum(with_refresh) - len(with_refresh) * float(np.median(without)))
     names = observations[0] if observations else {}
     observables = {name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names}
     found = displacements.diffusion(len(run.temperatures)) if _all_healthy(record.states) else None
@@ -230,11 +218,8 @@ def _last_refresh(states: Any) -> int:
 @jax.jit
 def _mean_squared_distance(left: Weights, right: Weights) -> Array:
     """Return |a − b|²/N of every chain."""
-
-    def one(a: Weights, b: Weights) -> Array:
-        return trees.squared_norm(jax.tree.map(jnp.subtract, a, b)) / trees.num_weights(a)
-
-    return jax.vmap(one)(left, right)
+    difference = jax.tree.map(jnp.subtract, left, right)
+    return jax.vmap(lambda chain: trees.squared_norm(chain) / trees.num_weights(chain))(difference)
 
 
 @partial(jax.jit, static_argnames="chunk_size")

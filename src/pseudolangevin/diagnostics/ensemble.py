@@ -41,19 +41,12 @@ class EnsembleCheck(NamedTuple):
     suggested_temperature: float  # a temperature next to T1 whose energies overlap well with those at T1
 
     @property
-    def deviation(self) -> float:
-        """Deviation of the slope in standard errors."""
-        return (self.ratio - 1) / self.standard_error
-
-    @property
     def overlap(self) -> bool:
         """Whether the two histograms share enough bins: the means are at most four standard deviations apart."""
         return self.separation <= 4
 
 
-def two_temperature_check(
-    first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float], *, num_bootstrap: int = 200
-) -> EnsembleCheck:
+def two_temperature_check(first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float]) -> EnsembleCheck:
     """Measure the slope of ln[P2(U)/P1(U)] from values of U (draw,) or (chain, draw) at the temperatures (T1, T2)."""
     chains = [as_chains(first), as_chains(second)]
     effective = [float(np.nan_to_num(sum(effective_samples(chain) for chain in each))) for each in chains]
@@ -72,18 +65,15 @@ def two_temperature_check(
     scaled = (energies - energies.mean()) / energies.std()
     from_second = np.repeat([0.0, 1.0], [u.size for u in chains])
     random = np.random.default_rng(0)
-    resampled = np.concatenate([_block_weights(u, random, num_bootstrap) for u in chains], axis=1)
+    resampled = np.concatenate([_block_weights(u, random) for u in chains], axis=1)
     weights = np.concatenate([np.ones((1, len(energies))), resampled])
     ratios = _logistic_slopes(scaled, from_second, weights) / energies.std() / expected
     return unknown._replace(ratio=float(ratios[0]), standard_error=float(ratios[1:].std()))
 
 
-def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int) -> Floats:
-    """Return how often every draw occurs in resamplings of complete blocks, (resampling, draw of all chains).
-
-    Blocks of 8 times the autocorrelation are nearly independent; they are shorter, down to 4 times, where there would
-    be fewer than 20.
-    """
+def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int = 200) -> Floats:
+    """Return how often every draw occurs in resamplings of complete blocks, (resampling, draw of all chains)."""
+    # Blocks of 8 times the autocorrelation are nearly independent; down to 4 times where there would be fewer than 20.
     inefficiency = float(np.mean([len(chain) / effective_samples(chain) for chain in chains]))
     length = math.ceil(min(8 * inefficiency, max(4 * inefficiency, chains.size / MIN_EFFECTIVE_SAMPLES)))
     blocks_per_chain = -(-chains.shape[1] // length)

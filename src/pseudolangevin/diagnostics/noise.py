@@ -196,16 +196,16 @@ def _spikes(observed: Floats, num_draws: int, num: int) -> Floats:
 class NoiseStudy:
     """Mini-batch noise along a run, the arrays of Fig. 3a–c; axes called kind are (mini-batch, white, total)."""
 
+    noise_edges: Floats  # bin edges of `noise_density`
+    correlation_edges: Floats  # bin edges of `correlation_density`
     steps: np.ndarray  # steps of the measurements, (time,)
     last_refresh: np.ndarray  # step at which the current 𝒱 was measured, (time,)
+    num_silent: np.ndarray  # components without noise, which are left out, (time,)
     ks_fraction: Floats  # share of components with KS p > 0.05, (time,)
-    noise_edges: Floats  # bin edges of `noise_density`
     noise_density: Floats  # density of the mini-batch noise over all components and draws, (time, bin)
-    correlation_edges: Floats  # bin edges of `correlation_density`
     correlation_density: Floats  # density of the elements C_ij, (time, kind, bin)
     correlation_std: Floats  # standard deviation of the elements C_ij, (time, kind); 1/√draws for white noise
     autocorrelation: Floats  # χ(Δt), Δt = 0, 1, …, along consecutive steps of the run, (time, kind, lag)
-    num_silent: np.ndarray  # components without noise, which are left out, (time,)
 
 
 def noise_study(
@@ -223,18 +223,17 @@ def noise_study(
 ) -> NoiseStudy:
     """Run one chain and examine its noise at regular times.
 
-    Every `measure_every` steps `num_draws` mini-batches are drawn, and correlations are computed among
-    `num_correlated` components. The noise of the next `num_consecutive` steps gives the autocorrelation up to
-    `max_lag`.
+    Every `measure_every` steps, `num_draws` mini-batches are drawn. Correlations are computed among `num_correlated`
+    components, and the autocorrelation up to `max_lag` from the next `num_consecutive` steps.
     """
-    from ..chains import Run  # noqa: PLC0415  (the other diagnostics do not need it)
+    from ..chains import Run  # noqa: PLC0415
 
     check_positive("temperature", temperature)
     check_integer("measure_every", measure_every, minimum=1, maximum=num_steps, remedy="measure at least once")
     check_integer("max_lag", max_lag, minimum=0, maximum=num_consecutive - 1, remedy="raise num_consecutive")
     key, run = as_key(key), Run(sampler, temperatures=[temperature])
     noise_edges, correlation_edges = np.linspace(-4, 4, 82), np.linspace(-0.5, 0.5, 82)
-    measured: list[dict[str, Any]] = []
+    rows = []
     for record in run.records(run.start(weights, key), stop=num_steps, every=measure_every):
         state = jax.tree.map(lambda leaf: leaf[0], record.states)
         measure_key = jax.random.fold_in(key, record.step)
@@ -243,23 +242,14 @@ def noise_study(
         seed = np.asarray(jax.random.key_data(measure_key)).ravel()
         white = np.random.default_rng(seed).standard_normal((num_draws, len(chosen)))
         elements = [_correlations(noise) for noise in _kinds(draws.noise[:, chosen], white, draws.ratios[chosen])]
-        series = consecutive_noise(run, record.states, num_consecutive, num_correlated, measure_key)
+        series = consecutive_noise(sampler, state, num_consecutive, num_correlated, measure_key)
         centred = [noise - noise.mean(axis=0) for noise in series]
         memory = [[np.mean(x[lag:] * x[: num_consecutive - lag]) for lag in range(max_lag + 1)] for x in centred]
-        measured.append(
-            {
-                "steps": record.step,
-                "last_refresh": int(state.last_refresh),
-                "ks_fraction": ks_fraction(draws.noise),
-                "noise_density": np.histogram(draws.noise, noise_edges, density=True)[0],
-                "correlation_density": [np.histogram(c, correlation_edges, density=True)[0] for c in elements],
-                "correlation_std": [c.std() for c in elements],
-                "autocorrelation": memory,
-                "num_silent": draws.num_silent,
-            }
-        )
-    stacked = {name: np.asarray([m[name] for m in measured]) for name in measured[0]}
-    return NoiseStudy(noise_edges=noise_edges, correlation_edges=correlation_edges, **stacked)
+        density = np.histogram(draws.noise, noise_edges, density=True)[0]
+        densities = [np.histogram(c, correlation_edges, density=True)[0] for c in elements]
+        numbers = (record.step, int(state.last_refresh), draws.num_silent, ks_fraction(draws.noise))
+        rows.append((*numbers, density, densities, [c.std() for c in elements], memory))
+    return NoiseStudy(noise_edges, correlation_edges, *map(np.asarray, zip(*rows, strict=True)))
 
 
 def _kinds(minibatch: Floats, white: Floats, ratios: Floats) -> tuple[Floats, Floats, Floats]:
@@ -273,27 +263,29 @@ def _correlations(noise: Floats) -> Floats:
     return matrix[np.triu_indices(len(matrix), 1)]
 
 
-def consecutive_noise(run: Any, states: Any, num_steps: int, num_components: int, key: Key) -> list[Floats]:
-    """Return mini-batch, white and total noise (step, component) of the next steps of a run's first chain.
+def consecutive_noise(
+    sampler: Any, state: Any, num_steps: int, num_components: int, key: Key
+) -> tuple[Floats, Floats, Floats]:
+    """Return mini-batch, white and total noise (step, component) of the next steps of a chain, at the current 𝒱.
 
-    The states are not changed. Silent components are left out; `num_components` of the others are chosen at random.
+    Silent components are left out; `num_components` of the others are chosen at random.
     """
-    first, stop = int(states.step[0]), int(states.step[0]) + num_steps
-    variance, _ = _variance_and_ratios(run.sampler, jax.tree.map(lambda leaf: leaf[0], states))
-    chosen, rows = _subset(np.flatnonzero(variance > 0), num_components, key), []
-    for record in run.records(jax.tree.map(jnp.copy, states), first=first, stop=stop, every=stop + 1, pause_every=1):
-        state = jax.tree.map(lambda leaf: leaf[0], record.states)
-        variance, ratios = (values[chosen] for values in _variance_and_ratios(run.sampler, state))
-        deviation, white = (np.asarray(noise, np.float64) for noise in _noise_of_step(run.sampler, state, chosen))
-        rows.append(_kinds(deviation / np.sqrt(variance), white, ratios))
-    return [np.stack(kind) for kind in zip(*rows, strict=True)]
+    variance, ratios = _variance_and_ratios(sampler, state)
+    chosen = _subset(np.flatnonzero(variance > 0), num_components, key)
+    deviations, white = (np.asarray(x, np.float64) for x in _noise_of_steps(sampler, state, chosen, num_steps))
+    return _kinds(deviations / np.sqrt(variance[chosen]), white, ratios[chosen])
 
 
-@jax.jit
-def _noise_of_step(sampler: Any, state: Any, components: Array) -> tuple[Array, Array]:
-    """Return ∇U^(b) − ∇U and the white noise ξ of the step that led to `state`."""
-    before = state._replace(step=state.step - 1)  # batch and noise are functions of the key and the step
-    gradient = trees.ravel(sampler.gradient(state.weights, sampler.draw(before)))
-    exact = trees.ravel(exact_sums(sampler.potential, state.weights, sampler.dataset, None).gradient)
-    white = trees.ravel(normal_like(stream_key(state.key, Stream.NOISE), state.weights, before.step))
-    return (gradient - exact)[components], white[components]
+@partial(jax.jit, static_argnums=3)
+def _noise_of_steps(sampler: Any, state: Any, components: Array, num_steps: int) -> tuple[Array, Array]:
+    """Return ∇U^(b) − ∇U and the white noise ξ of every step."""
+
+    def step(state: Any, _: None) -> tuple[Any, tuple[Array, Array]]:
+        batch = sampler.draw(state)
+        moved = sampler.step(state, batch)
+        gradient = trees.ravel(sampler.gradient(moved.weights, batch))
+        exact = trees.ravel(exact_sums(sampler.potential, moved.weights, sampler.dataset, None).gradient)
+        white = trees.ravel(normal_like(stream_key(state.key, Stream.NOISE), state.weights, state.step))
+        return moved, ((gradient - exact)[components], white[components])
+
+    return lax.scan(step, state, None, num_steps)[1]

@@ -1,7 +1,7 @@
 """The verdict rule: how numbers with errors become passed, failed or undecided, and what a certificate reports.
 
-Every line of a certificate checks whether a bias is within a tolerance. With the measured deviation d from the expected
-value, its standard error s and the tolerance τ,
+Every line checks whether a bias is within a tolerance. With the measured deviation d from the expected value, its
+standard error s and the tolerance τ,
 
     failed      d − τ > q_fail·s          the bias is certainly larger than the tolerance
     passed      d + q_pass·s ≤ τ          the bias is smaller than the tolerance, with 95 % confidence
@@ -10,10 +10,8 @@ value, its standard error s and the tolerance τ,
 A certificate fails when *any* line fails, so q_fail shares one false alarm in a hundred among all lines (Bonferroni).
 It passes only when *all* lines pass, so q_pass needs no such correction (an intersection-union test). Both are
 quantiles of Student's distribution. q_pass has one degree of freedom per effective sample; for averages along a chain
-q_fail has a fifth of that, because their autocorrelation time is estimated from the same draws.
-
-The rule holds from about 20 effective samples on. Those of a shorter series are overestimated, and false alarms would
-be up to a hundred times as frequent as intended. Below 20 a line fails only by an error known beforehand.
+q_fail has a fifth of that, because their autocorrelation time is estimated from the same draws. The effective samples
+of a short series are overestimated, so below 20 a line fails only by an error known beforehand.
 """
 
 from __future__ import annotations
