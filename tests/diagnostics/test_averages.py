@@ -6,15 +6,8 @@ import xarray as xr
 from scipy.signal import lfilter
 
 import pseudolangevin as pl
-from pseudolangevin.diagnostics.averages import (
-    average,
-    average_by_temperature,
-    drift,
-    effective_samples,
-    kept,
-    plus_minus,
-    rhat,
-)
+from pseudolangevin.diagnostics import average, drift
+from pseudolangevin.diagnostics.averages import average_by_temperature, effective_samples, kept, plus_minus, rhat
 
 
 def autoregressive(random, correlation, num_chains, num_draws):
@@ -43,13 +36,10 @@ def test_standard_error_is_the_spread_of_repeated_means(num_chains, correlation)
     assert abs(scores.std() - 1) < 0.16
 
 
-def test_chains_that_disagree_count_as_few_samples():
+def test_disagreement_few_draws_and_constants():
     series = autoregressive(np.random.default_rng(3), 0.0, 4, 500) + np.array([[-3.0], [3.0], [0.0], [1.0]])
     assert average(series).effective_samples < 20
     assert rhat(series) > 1.5
-
-
-def test_too_few_draws_and_constants_have_no_error():
     assert np.isnan(average([1.0, 2.0]).standard_error)
     assert np.isnan(rhat(np.zeros((1, 100))))
     assert np.isnan(drift([1.0, 2.0, 3.0]).change)
@@ -59,10 +49,10 @@ def test_too_few_draws_and_constants_have_no_error():
     assert np.isnan(constant.effective_samples)
 
 
-@pytest.mark.parametrize("bad", [np.zeros((2, 2, 2)), np.float64(1.0)])
-def test_wrong_arguments_are_rejected(bad):
-    with pytest.raises(ValueError, match="shape"):
-        average(bad)
+def test_wrong_arguments_are_rejected():
+    for bad in (np.zeros((2, 2, 2)), np.float64(1.0)):
+        with pytest.raises(ValueError, match="shape"):
+            average(bad)
     with pytest.raises(ValueError, match="discard = 2 is outside"):
         average(np.zeros(5), burn_in=2)
 
@@ -75,12 +65,12 @@ def test_a_stationary_series_does_not_drift(correlation):
     assert np.abs(scores).max() < 4.5
 
 
-@pytest.mark.parametrize("decay", [0.5, 1.0, 3.0])
-def test_a_relaxing_series_drifts(decay):
+def test_a_relaxing_series_drifts():
     """Relaxation over `decay` times the length of the series, ten times larger than the noise."""
-    time = np.linspace(0, 1 / decay, 200)
-    found = drift(10 * np.exp(-time) + autoregressive(np.random.default_rng(5), 0.5, 1, 200)[0])
-    assert found.change < -4.5 * found.standard_error
+    for decay in (0.5, 1.0, 3.0):
+        time = np.linspace(0, 1 / decay, 200)
+        found = drift(10 * np.exp(-time) + autoregressive(np.random.default_rng(5), 0.5, 1, 200)[0])
+        assert found.change < -4.5 * found.standard_error
 
 
 def trace_of(draws: int) -> xr.Dataset:

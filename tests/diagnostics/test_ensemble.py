@@ -7,12 +7,7 @@ import pytest
 from scipy.stats import norm
 
 import pseudolangevin as pl
-from pseudolangevin.diagnostics.ensemble import (
-    ClassPredictions,
-    ValuePredictions,
-    predict,
-    two_temperature_check,
-)
+from pseudolangevin.diagnostics.ensemble import ClassPredictions, ValuePredictions, predict, two_temperature_check
 
 DIMENSION = 200
 

@@ -47,14 +47,6 @@ def correlated(random, num_draws, num, eigenvalues):
     return white + (white @ directions) * (np.sqrt(eigenvalues) - 1) @ directions.T
 
 
-def test_white_noise_moves_no_energy():
-    values = np.random.default_rng(6).normal(size=(DRAWS, 1_000))
-    found = collective_noise(values, np.full(1_000, 0.1), 0.995)
-    assert found.share == 0.0
-    assert 0 <= found.share_bound < 0.02
-    assert found.independent_components > 900
-
-
 def test_collective_directions_are_found_and_bracketed():
     random = np.random.default_rng(7)
     num, ratio, retention = 2_000, 0.01, np.sqrt(0.99)
@@ -67,6 +59,10 @@ def test_collective_directions_are_found_and_bracketed():
     assert found.eigenvalues[0] == pytest.approx(80 * bulk, rel=0.3)
     assert found.share == pytest.approx(exact, abs=4 * found.share_error)
     assert exact <= found.share_bound <= (1 + retention**2) * ratio
+    white = collective_noise(random.normal(size=(DRAWS, 1_000)), np.full(1_000, 0.1), 0.995)
+    assert white.share == 0.0
+    assert 0 <= white.share_bound < 0.02
+    assert white.independent_components > 900
 
 
 def test_a_subset_of_components_sees_the_same_share():
@@ -127,17 +123,9 @@ def test_consecutive_noise_is_what_the_steps_use(short_run):
 
 
 def test_noise_study_returns_arrays_to_plot():
-    found = noise_study(
-        toy.sampler(refresh_every=50, warmup_refreshes=0, variance_max_batches=500),
-        toy.weights(),
-        temperature=toy.TEMPERATURE,
-        num_steps=100,
-        measure_every=50,
-        key=0,
-        num_consecutive=60,
-        max_lag=5,
-        num_correlated=100,
-    )
+    sampler = toy.sampler(refresh_every=50, warmup_refreshes=0, variance_max_batches=500)
+    settings = {"num_steps": 100, "measure_every": 50, "num_consecutive": 60, "max_lag": 5, "num_correlated": 100}
+    found = noise_study(sampler, toy.weights(), temperature=toy.TEMPERATURE, key=0, **settings)
     assert found.steps.tolist() == [50, 100]
     assert found.last_refresh.tolist() == [0, 50]
     assert found.noise_density.shape == (2, len(found.noise_edges) - 1)
