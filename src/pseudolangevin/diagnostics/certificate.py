@@ -102,7 +102,7 @@ def _temperatures(chain: Subject) -> Measured:
     yield Measurement("status", float(status), 0.0, float(expected), 0.0, remedy=status.explanation)
 
     def mean(name: str, values: Floats, tolerance: float, remedy: str) -> Measurement:
-        value, error, samples = average(values / chain.temperature)
+        value, error, samples = average(values / (chain.temperature or math.nan))
         number = partial(Measurement, effective_samples=samples, num_draws=len(values), remedy=remedy)
         return number(name, value, error, 1.0, tolerance)
 
@@ -257,8 +257,7 @@ def _noise(chain: Subject) -> Measured:
 def _samples(group: Subject) -> Measured:
     """Numbers of draws and of effective samples, and R-hat.
 
-    R-hat fails only where the means of the chains differ beyond their own errors. A large R-hat from few samples may be
-    chance: R-hat² − 1 is about χ²/(effective samples) for chains that agree.
+    R-hat fails only where the means of the chains differ beyond their own errors, because it is also large by chance.
     """
     from scipy import stats  # noqa: PLC0415
 
@@ -315,8 +314,8 @@ def _ensemble(group: Subject) -> Measured:
     remedy = "the energies at the two temperatures are not both Boltzmann-distributed"
     number = partial(Measurement, rule="consistent", required=check.overlap, comment=comment, remedy=remedy)
     number = partial(number, num_draws=energies.shape[1], needed_error=group.ensemble_error, longer=longer)
-    name = f"ensemble, T = {first:g} and {second:g}"
-    yield number(name, check.ratio, check.standard_error, 1.0, group.tolerance)
+    measured = (check.ratio, check.standard_error)
+    yield number(f"ensemble, T = {first:g} and {second:g}", *measured, 1.0, group.tolerance)
 
 
 def certificate(
@@ -333,13 +332,9 @@ def certificate(
 ) -> Certificate:
     """Judge, with errors, whether the chains of a run sample exp(−U/T).
 
-    Every line checks whether a bias is within a tolerance, and is passed, failed or undecided (see `verdicts` for the
-    rule). Too few samples leave a line undecided, with the number of additional steps; only a drift far beyond thermal
-    fluctuations fails earlier.
-
-    A correct pseudo-Langevin run is biased: with 𝒯 = 0.01 temperatures may be off by up to 2𝒯 = 2 %, because
-    correlations of the mini-batch noise are not corrected. The default tolerance of 3 % leaves room for this bias, and
-    none for a temperature that is wrong by 5 %.
+    Every line checks whether a bias is within a tolerance, and is passed, failed or, with too few samples, undecided
+    (see `verdicts`). A correct pseudo-Langevin run is biased: with 𝒯 = 0.01 temperatures may be off by up to 2𝒯 = 2 %,
+    because correlations of the mini-batch noise are not corrected. The default tolerance leaves room for this bias.
 
     Args:
         result: from `sample`.
@@ -357,7 +352,11 @@ def certificate(
         >>> cert = certificate(result)  # doctest: +SKIP
         >>> print(cert.verdict, [line.name for line in cert.failed_lines])  # doctest: +SKIP
     """
-    tolerances = {"tolerance": tolerance, "layer_tolerance": layer_tolerance, "ks_tolerance": ks_tolerance}
+    tolerances: dict[str, Any] = {
+        "tolerance": tolerance,
+        "layer_tolerance": layer_tolerance,
+        "ks_tolerance": ks_tolerance,
+    }
     tolerances |= {"rhat_tolerance": rhat_tolerance, "ensemble_error": ensemble_error}
     for name, value in tolerances.items():
         check_positive(name, value)
@@ -372,14 +371,14 @@ def certificate(
     for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
         subject = replace(everything, position=position, chain=chain)
         of_chain = (_temperatures, _subtracted_variance, _stationarity, _acceptance, _noise)
-        for measured in (
-            m for lines_of in ((_samples, _ensemble) if chain is None else of_chain) for m in lines_of(subject)
-        ):
+        measures = (_samples, _ensemble) if chain is None else of_chain
+        for measured in (m for measure in measures for m in measure(subject)):
             if isinstance(measured, str):
                 notes[measured] = None
             else:
                 found.append((measured, subject.temperature, chain))
     # All lines that can fail by chance share the false alarms.
     num_lines = max(1, sum(m.required and m.rule != "enough" and m.name != "status" for m, *_ in found))
-    lines = tuple(judge(measured, num_lines, everything.length, *where) for measured, *where in found)
-    return Certificate(lines, tuple(notes), result.sampler.name, result.num_weights, burn_in, everything.length)
+    length = everything.length
+    lines = tuple(judge(m, num_lines, length, temperature, chain) for m, temperature, chain in found)
+    return Certificate(lines, tuple(notes), result.sampler.name, result.num_weights, burn_in, length)

@@ -158,7 +158,7 @@ def measure_diffusion(
 
     Args:
         run: the chains.
-        states: their states, from `run.start` or an earlier measurement; the buffers are reused.
+        states: states from `run.start` or an earlier measurement; their buffers are reused.
         every: steps between records, the shortest interval Δt; it should exceed 1/(1 − c1²).
         seconds: time on the clock.
         discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.

@@ -1,6 +1,6 @@
 """Ensembles of sampled weights: whether their energies follow exp(−U/T), and what they predict.
 
-**Two-temperature check** (Shirts, J. Chem. Theory Comput. 9, 909 (2013)). Whatever the density of states, two samples
+Two-temperature check (Shirts, J. Chem. Theory Comput. 9, 909 (2013)). Whatever the density of states, two samples
 of exp(−U/T) at T1 and T2 satisfy
 
     ln[P2(U)/P1(U)] = const − (1/T2 − 1/T1)·U,
@@ -8,7 +8,7 @@ of exp(−U/T) at T1 and T2 satisfy
 so the ratio of the two histograms is linear in U with a slope that contains no unknown. The slope is found by maximum
 likelihood: given U, the probability that a sample came from T2 is a logistic function of U.
 
-**Predictions.** The prediction of an ensemble is the mean of its members' predictive distributions.
+The prediction of an ensemble is the mean of its members' predictive distributions.
 """
 
 from __future__ import annotations
