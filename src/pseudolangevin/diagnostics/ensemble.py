@@ -120,12 +120,8 @@ class ClassPredictions:
     @property
     def predictive_entropy(self) -> np.ndarray:
         """Entropy of the ensemble's distribution, (example,), in nats: 0 is certainty, log K is ignorance."""
-        return _entropy(self.mean_probabilities)
-
-    @property
-    def disagreement(self) -> np.ndarray:
-        """Part of the entropy due to members that disagree: entropy of the mean − mean entropy ≥ 0."""
-        return np.maximum(self.predictive_entropy - _entropy(self.probabilities).mean(axis=0), 0.0)
+        mean = self.mean_probabilities
+        return -np.sum(mean * np.log(np.where(mean > 0, mean, 1.0)), axis=-1)
 
     def error(self, targets: Any) -> float:
         """Return the share of examples whose most probable class is not the target."""
@@ -170,10 +166,6 @@ class ValuePredictions:
     def spread(self) -> np.ndarray:
         """Standard deviation of the members' values."""
         return self.values.std(axis=0)
-
-    def root_mean_squared_error(self, targets: Any) -> float:
-        """Return √⟨(mean − target)²⟩."""
-        return float(np.sqrt(np.mean((self.mean - self._checked(targets)) ** 2)))
 
     def negative_log_likelihood(self, targets: Any) -> float:
         """Return −log of the mixture's density at the targets, averaged over the examples."""
@@ -243,7 +235,3 @@ def predict(
 @partial(jax.jit, static_argnums=0)
 def _apply(function: Any, members: Weights, inputs: Any) -> Array:
     return jax.lax.map(lambda weights: function(weights, inputs), members)
-
-
-def _entropy(probabilities: np.ndarray) -> np.ndarray:
-    return -np.sum(probabilities * np.log(np.where(probabilities > 0, probabilities, 1.0)), axis=-1)
