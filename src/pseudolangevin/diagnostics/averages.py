@@ -24,6 +24,9 @@ Draws = TypeVar("Draws", xr.Dataset, Floats)
 DEFAULT_DISCARD = 0.5
 """Share of the records at the start of a run that averages leave out, while the chains equilibrate."""
 
+MIN_EFFECTIVE_SAMPLES = 20
+"""Effective samples below which an estimated error is not reliable: nothing passes, and nothing fails by it."""
+
 
 class Average(NamedTuple):
     """Mean with its standard error and effective sample size."""

@@ -20,10 +20,11 @@ import xarray as xr
 from .. import _trees as trees
 from .._checks import check_integer, check_interval, check_positive
 from ..samplers.base import Status
+from . import averages
 from . import noise as minibatch
 from .averages import Floats, average, chains_at, drift, effective_samples, healthy_chains, kept, rhat
 from .ensemble import two_temperature_check
-from .verdicts import MIN_EFFECTIVE_SAMPLES, Certificate, Measurement, RunLength, independent, judge
+from .verdicts import Certificate, Measurement, RunLength, independent, judge
 
 if TYPE_CHECKING:
     from ..chains import Result
@@ -282,7 +283,7 @@ def _samples(group: Subject) -> Measured:
             continue
         means, errors, effective = np.array([average(chain) for chain in chains]).T
         samples, freedom = float(effective.min()), len(chains) - 1
-        if samples >= MIN_EFFECTIVE_SAMPLES:
+        if samples >= averages.MIN_EFFECTIVE_SAMPLES:
             # Errors from few samples are uncertain; Hotelling's bound on their ratio is an F distribution.
             statistic = float(np.sum(((means - chains.mean()) / errors) ** 2)) / freedom
             p_value = float(stats.f.sf(statistic, freedom, independent(samples) - 1))
@@ -305,7 +306,7 @@ def _ensemble(group: Subject) -> Measured:
     second, energies = float(hotter[0].temperature or 0.0), group.values("potential")
     check = two_temperature_check(energies, hotter[0].values("potential"), (first, second))
     comment = f"{check.num_samples[0]:.0f} and {check.num_samples[1]:.0f} independent samples"
-    longer = 2 * MIN_EFFECTIVE_SAMPLES / max(1.0, min(check.num_samples))
+    longer = 2 * averages.MIN_EFFECTIVE_SAMPLES / max(1.0, min(check.num_samples))
     if not check.overlap:
         longer, apart = 0.0, f"no overlap: mean energies are {check.separation:.0f} standard deviations apart"
         comment = f"{apart}; add a temperature between, next to {first:g}: {check.suggested_temperature:.4g}"

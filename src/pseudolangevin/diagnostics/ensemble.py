@@ -27,8 +27,7 @@ from .._checks import check_integer, check_positive
 from .._trees import Array, Weights
 from ..gradients import DEFAULT_CHUNK_SIZE
 from ..potential import Potential, check_labels
-from .averages import Floats, as_chains, effective_samples
-from .verdicts import MIN_EFFECTIVE_SAMPLES
+from .averages import MIN_EFFECTIVE_SAMPLES, Floats, as_chains, effective_samples
 
 
 class EnsembleCheck(NamedTuple):

@@ -25,10 +25,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from .averages import plus_minus
+from .averages import MIN_EFFECTIVE_SAMPLES, plus_minus
 
 FALSE_ALARM = 0.01  # probability that a run without bias beyond the tolerances fails
-MIN_EFFECTIVE_SAMPLES = 20  # effective samples below which nothing passes, and nothing fails by its estimated error
 
 
 class Verdict(StrEnum):
