@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from . import _trees
 from ._checks import check_integer
 from ._trees import Weights
-from .data import Dataset
+
+if TYPE_CHECKING:
+    from .data.dataset import Dataset
 
 AXES = ("chains", "data", "weights")
 
