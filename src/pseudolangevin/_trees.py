@@ -231,7 +231,8 @@ def first_match(name: str, table: Mapping[str, float], argument: str) -> float:
 
 
 def _check_mask(weights: Weights, mask: Any, argument: str) -> Weights:
-    if jax.tree.structure(mask) != jax.tree.structure(weights):
+    structure: Any = jax.tree.structure(weights)
+    if jax.tree.structure(mask) != structure:
         remedy = "pass a string such as 'layer3.*', a list of them, or a pytree with True or False for every tensor"
         raise ValueError(f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; {remedy}")
     for leaf in jax.tree.leaves(mask):

@@ -159,7 +159,7 @@ def _splits(key: Key, files: IdxFiles, projected: bool, dimension: int, num_vali
     pixels = [images.reshape(len(images), -1) for images in (files.train_images, files.test_images)]
     if projected:
         # Sums of up to 65 536 bytes are integers below 2²⁴, exact in float32 in whatever order they are added.
-        exact = np.float32 if pixels[0].shape[1] <= 2**16 else np.float64
+        exact: Any = np.float32 if pixels[0].shape[1] <= 2**16 else np.float64
         projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), exact)
         inputs = [np.sign(images.astype(exact) @ projection).astype(np.int8) for images in pixels]
     else:
