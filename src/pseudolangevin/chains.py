@@ -29,8 +29,8 @@ from ._checks import check_integer, check_positive
 from ._progress import progress_bar
 from ._random import as_key
 from ._trees import Array, Key, Weights
-from .data import Dataset, StreamedDataset
-from .data.streamed import BLOCKS_AHEAD
+from .data.dataset import Dataset
+from .data.streamed import BLOCKS_AHEAD, StreamedDataset
 from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status

@@ -15,10 +15,9 @@ import numpy as np
 
 from . import _trees as trees
 from ._trees import Array, Weights
-from .data import Dataset
+from .data.dataset import Dataset
 from .gradients import exact_means, exact_sums
-from .samplers.base import Sampler, Status
-from .samplers.langevin import RATIO_QUANTILES
+from .samplers.base import RATIO_QUANTILES, Sampler, Status
 
 OwnObservables = tuple[tuple[str, Callable[[Weights, Dataset], Any]], ...]
 

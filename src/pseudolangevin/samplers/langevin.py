@@ -25,9 +25,8 @@ from .._checks import check_choice, check_integer, check_interval, check_positiv
 from .._random import Stream, key_for, normal_like, stream_key
 from .._trees import Array, Batch, Key, Weights
 from ..gradients import exact_sums, minibatch_gradient
-from .base import Sampler, Status
+from .base import RATIO_QUANTILES, Sampler, Status
 
-RATIO_QUANTILES = (0.05, 0.5, 0.95)  # quantiles of 𝒯_i that are recorded
 PER_WEIGHT = ("weights", "half_step_momentum", "masses", "gradient_variance")  # fields with one number per weight
 PAPER_RETENTION = math.sqrt(0.99)  # c1 with √(1 − c1²) = 0.1, the paper's friction
 
