@@ -144,8 +144,8 @@ def test_without_a_candidate_within_the_budget_the_least_biased_is_recommended(s
     assert not tuned.within_budget
     assert "too short to judge" in tuned.notes[-1]
     assert "NOT within 2.0%" in str(tuned)
-    drifting = tune_module._estimates(  # type: ignore[arg-type]
-        SimpleNamespace(
+    drifting = tune_module._estimates(
+        SimpleNamespace(  # type: ignore[arg-type]
             observables={"loss": np.linspace(0, 0.5, 400)[None] + np.random.default_rng(0).normal(1, 0.01, (1, 400))}
         )
     )
