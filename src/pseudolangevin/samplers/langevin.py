@@ -60,6 +60,8 @@ class LangevinState(NamedTuple):
     num_resets: Array
     warmup_end: Array
     """Step at which the masses were fixed; -1 before, and 0 for samplers without such a warm-up."""
+    friction_load: Array
+    """Load of the friction at the last refresh, before masses were raised for it; see `balanced.apply_friction`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -117,6 +119,7 @@ class Langevin(Sampler):
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
             warmup_end=jnp.zeros((), jnp.int32),
+            friction_load=jnp.zeros(()),
         )
         return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
 
@@ -454,8 +457,8 @@ class NoiseMassLangevin(MinibatchLangevin):
     def __post_init__(self) -> None:
         """Validate the settings."""
         super().__post_init__()
-        for name, ratio in (("temperature_ratio", self.temperature_ratio), ("max_temperature_ratio", self.ratio_limit)):
-            check_positive(name, ratio)
+        check_positive("temperature_ratio", self.temperature_ratio)
+        check_positive("max_temperature_ratio", self.ratio_limit)
         if self.ratio_limit < self.temperature_ratio:
             raise ValueError(
                 f"max_temperature_ratio = {self.ratio_limit:g} is below temperature_ratio = "
