@@ -249,13 +249,14 @@ def _forward(
         a = jnp.maximum(z, 0.0).astype(jnp.bfloat16)
         scores = dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
         logits = jnp.maximum(scores, 0.0) if has_relu else scores
-        row, label = (lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), axis) for axis in (0, 1))
+        label = lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 1)
         logits = jnp.where(label < network.sizes[-1], logits, -jnp.inf)
         shifted = jnp.exp(logits - jnp.max(logits, axis=1)[:, None])
         probabilities = shifted / jnp.sum(shifted, axis=1)[:, None]
         error = (probabilities - jnp.where(label == label_ref[rows][:, None], 1.0, 0.0)) / batch_size
         error = jnp.where(scores > 0, error, 0.0) if has_relu else error
-        error = jnp.where(start + row < batch_size, error, 0.0)
+        row = start + lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 0)
+        error = jnp.where(row < batch_size, error, 0.0)
         rounded = error.astype(jnp.bfloat16)
         dz = jnp.where(z > 0, dot(rounded, third), 0.0)
         dz_ref[rows, :] = dz.astype(jnp.bfloat16)
