@@ -37,7 +37,7 @@ from jax import custom_batching, lax
 from .._trees import Array, Batch, Weights
 
 if TYPE_CHECKING:
-    from .feedforward import FeedForward
+    from . import FeedForward
 
 NARROW = 128  # padded width of the inputs, with the constant one, and of the second layer
 CLASSES = 16  # padded number of classes
