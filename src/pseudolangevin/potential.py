@@ -58,8 +58,8 @@ class Potential:
         """Validate the arguments."""
         if not callable(self.per_example_loss):
             raise ValueError(f"per_example_loss = {self.per_example_loss!r} is not callable")
-        patterns_given = list(self.weight_decay) if isinstance(self.weight_decay, Mapping) else ["*"]
-        if not patterns_given or not all(isinstance(pattern, str) for pattern in patterns_given):
+        patterns = list(self.weight_decay) if isinstance(self.weight_decay, Mapping) else ["*"]
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise ValueError(f"weight_decay = {self.weight_decay!r}: map patterns to numbers, such as {{'*': 1.0}}")
         for value in self._decays:
             if as_number("weight_decay", value) < 0:
@@ -121,12 +121,11 @@ class Potential:
         # Two lengths, so that a result of the wrong shape cannot fit by chance.
         for num in (3, 5):
             batch = dataset.shapes(num)
-            _check_shape("per_example_loss", self.per_example_loss, weights, batch, num)
-            if self.per_example_error is not None:
-                _check_shape("per_example_error", self.per_example_error, weights, batch, num)
+            for name in ("per_example_loss", "per_example_error"):
+                if (function := getattr(self, name)) is not None:
+                    _check_shape(name, function, weights, batch, num)
         if self.class_scores is not None:
-            num_classes = jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1]
-            check_labels(dataset.targets, num_classes)
+            check_labels(dataset.targets, jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1])
         if self.check_data is not None:
             self.check_data(weights, dataset.batch)
 

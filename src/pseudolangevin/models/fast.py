@@ -127,8 +127,7 @@ def _by_kernels(network: FeedForward) -> Any:
     @one.def_vmap
     def many(num_chains: int, batched: Any, weights: Weights, batch: Batch) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
-        batch_size = batch[1].shape[-1]
-        gradient = partial(by_kernels, network, blocks=blocks_for(network, batch_size, num_chains))
+        gradient = partial(by_kernels, network, blocks=blocks_for(network, batch[1].shape[-1], num_chains))
         return jax.vmap(gradient, in_axes=tuple(axes))(weights, batch), jax.tree.map(lambda _: True, batched[0])
 
     return one
@@ -336,7 +335,7 @@ def _dense_gradient(network: FeedForward) -> Any:
     def many(num_chains: int, batched: Any, weights: Weights, batch: Batch) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
         if num_chains > 1 and batch[1].shape[-1] <= DENSE_CHUNK:
-            found = jax.vmap(lambda w, b: _chunked_gradient(network, w, b), in_axes=tuple(axes))(weights, batch)
+            found = jax.vmap(partial(_chunked_gradient, network), in_axes=tuple(axes))(weights, batch)
         else:
             each = jax.tree.map(
                 lambda a, has_axis: a if has_axis else jnp.broadcast_to(a, (num_chains, *a.shape)),
