@@ -1,12 +1,14 @@
 """Training by sampling, and starts without dead classes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin.apps.fit import trained_starts
+from pseudolangevin.apps.temperature import trained_starts
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,14 @@ def spins():
     return train, network, pl.classification(network.apply, weight_decay=1.0)
 
 
-SETTINGS = {"num_steps": 300, "num_starts": 2, "candidates": 8, "learning_rate": 1e-2, "key": 1, "progress": False}
+SETTINGS: dict[str, Any] = {
+    "num_steps": 300,
+    "num_starts": 2,
+    "candidates": 8,
+    "learning_rate": 1e-2,
+    "key": 1,
+    "progress": False,
+}
 
 
 def test_trained_starts_have_learned_every_class(spins):

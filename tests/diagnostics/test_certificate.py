@@ -277,8 +277,15 @@ def test_the_excess_temperature_of_a_stale_variance_is_judged_in_all_and_layer_b
 
 
 def test_a_part_of_the_examples_is_not_enough_to_pass(short_run):
-    settings = {"temperatures": [toy.TEMPERATURE], "num_steps": 24, "record_every": 2, "observe_examples": 10}
-    partial = pl.sample(short_run.sampler, toy.weights(), **settings, key=0)
+    partial = pl.sample(
+        short_run.sampler,
+        toy.weights(),
+        temperatures=[toy.TEMPERATURE],
+        num_steps=24,
+        record_every=2,
+        observe_examples=10,
+        key=0,
+    )
     certificate = pl.certificate(partial, noise_draws=0)
     names = {line.name for line in certificate.lines}
     assert not any(name.startswith(("virial", "ensemble")) for name in names)

@@ -1,5 +1,7 @@
 """Displacements and D*: random walks of known diffusion, and three ways of measuring that agree."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +51,7 @@ SAMPLER = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.1)
 
 def test_kept_weights_and_a_timed_run_give_the_same_displacements():
     temperatures = [1e-3, 4e-3]
-    chains = {"temperatures": temperatures, "num_chains": 2}
+    chains: dict[str, Any] = {"temperatures": temperatures, "num_chains": 2}
     result = pl.sample(SAMPLER, toy.weights(), **chains, num_steps=48, record_every=4, keep_weights_every=2, key=0)
     found = diffusion(result, seconds_per_step=0.5)
     assert found.steps[0] == 8
