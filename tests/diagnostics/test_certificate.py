@@ -49,7 +49,7 @@ def correct_run(correct_runs) -> pl.Result:
 
 @pytest.fixture(scope="module")
 def short_run() -> pl.Result:
-    """Two layers, and a gradient variance measured every 24 steps."""
+    """A gradient variance measured every 24 steps."""
     sampler = toy.sampler(refresh_every=24, warmup_refreshes=0, max_refresh_interval=24, variance_max_batches=100)
     return toy.run(sampler, num_steps=360)
 
@@ -166,8 +166,8 @@ def test_a_stopped_chain_fails_and_the_others_are_judged(correct_run):
     trace["status"][0, 1, 700:] = pl.Status.NON_FINITE
     trace["kinetic_temperature"][0, 1, 700:] = np.nan
     certificate = judged(replace(correct_run, trace=trace))
-    assert failed_names(certificate) == {"status"}
     (line,) = certificate.failed_lines
+    assert line.name == "status"
     assert (line.temperature, line.chain) == (toy.TEMPERATURE, 1)
     assert "non-finite" in line.message
     assert any(line.name == "kinetic temperature" and line.chain == 0 for line in certificate.lines)
@@ -200,7 +200,7 @@ def test_lines_that_a_sampler_does_not_have_are_left_out():
     names = {line.name for line in judged(toy.run(sampler, num_steps=1_200)).lines}
     assert "kinetic temperature" in names
     assert not any(name.startswith(("temperature ratio", "noise", "ensemble")) for name in names)
-    balanced = toy.run(toy.sampler(pl.balanced_langevin), num_steps=60)
+    balanced = toy.run(toy.sampler(pl.balanced_langevin, temperature_ratio=1e-4), num_steps=60)
     assert "temperature_ratio" in balanced.trace
     assert not any(line.name.startswith(("temperature ratio", "noise", "stale")) for line in judged(balanced).lines)
     training = pl.sample(pl.adam(toy.POTENTIAL, toy.dataset()), toy.weights(), num_steps=100, key=0)

@@ -9,13 +9,7 @@ from scipy import stats
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin.diagnostics import noise, noise_study
-from pseudolangevin.diagnostics.noise import (
-    collective_noise,
-    consecutive_noise,
-    ks_fraction,
-    ks_shape_fraction,
-    misplaced_energy,
-)
+from pseudolangevin.diagnostics.noise import collective_noise, ks_fraction, ks_shape_fraction, misplaced_energy
 
 from . import gaussian_toy as toy
 
@@ -108,7 +102,7 @@ def test_silent_components_are_left_out_and_counted(short_run):
 def test_consecutive_noise_is_what_the_steps_use(short_run):
     """Half-step momenta rebuilt from the exact gradient and the recorded noise equal those of the sampler."""
     sampler, state = short_run.sampler, one_state(short_run)
-    minibatch, white, total = consecutive_noise(sampler, state, 2, 10_000, jax.random.key(0))
+    minibatch, white, total = noise.consecutive_noise(sampler, state, 2, 10_000, jax.random.key(0))
     np.testing.assert_allclose(total, 0.1 * minibatch + np.sqrt(0.99) * white, rtol=1e-3, atol=1e-3)
     moved = sampler.step(state, sampler.draw(state))
     exact = trees.ravel(moved.weights)  # ∇U = w − x̄, and x̄ = 0
