@@ -41,7 +41,7 @@ def test_the_printed_configuration_can_be_edited_and_run(capsys, tmp_path):
     assert capsys.readouterr().out == text
     shorter = text.replace(f"\nnum_steps = {settings.num_steps} ", "\nnum_steps = 360 ")
     assert config.parse(shorter).record_every == 9  # follows num_steps, since the default is printed as a comment
-    assert f"\n# record_every = {settings.record_every}\n" in text
+    assert f"\n# record_every = {settings.record_every} " in text
 
 
 @pytest.mark.parametrize(

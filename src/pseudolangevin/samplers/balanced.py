@@ -76,6 +76,7 @@ class BalancedLangevin(NoiseMassLangevin):
     friction_batch_size: int | None = None
     num_warmup: int | None = None
     warmup_refreshes: ClassVar[int] = 6
+    default_share: ClassVar[float] = 0.1
     name: ClassVar[str] = "balanced_langevin"
 
     def __post_init__(self) -> None:

@@ -237,8 +237,8 @@ class MinibatchLangevin(Langevin):
     """Langevin dynamics with mini-batch gradients whose variance 𝒱 is measured from time to time.
 
     Args:
-        batch_size: examples per mini-batch, S; default: 1 % of the data set. Diffusion per step grows as S, so the best
-            value is the largest that the device computes at no extra cost.
+        batch_size: examples per mini-batch, S; default: 1 % of the data set, 10 % for balanced Langevin. Diffusion
+            per step grows as S, so the best value is the largest that the device computes at no extra cost.
         refresh_every: base interval between measurements of 𝒱, in steps. As long as successive measurements agree the
             interval grows: 1×, 2×, 3×… `refresh_every`.
         max_refresh_interval: longest interval between measurements of 𝒱, in steps.
@@ -267,6 +267,7 @@ class MinibatchLangevin(Langevin):
     variance_tolerance: float = 0.1
     precision: str | None = None
     warmup_refreshes: ClassVar[int] = 0
+    default_share: ClassVar[float] = 0.01  # of the data set, for the batch size
     masses_per: ClassVar[masses.Granularity] = "weight"
     steps_per_block: ClassVar[int] = 50
 
@@ -274,7 +275,7 @@ class MinibatchLangevin(Langevin):
         """Fill in the batch size and validate the settings."""
         super().__post_init__()
         if self.batch_size is None:
-            object.__setattr__(self, "batch_size", max(2, round(0.01 * self.dataset.num_examples)))
+            object.__setattr__(self, "batch_size", max(2, round(self.default_share * self.dataset.num_examples)))
         remedy = "for the exact gradient of the full data set use full_batch_langevin"
         check_integer("batch_size", self.batch_size, minimum=2, maximum=self.dataset.num_examples, remedy=remedy)
         check_integer("refresh_every", self.refresh_every, minimum=1)
