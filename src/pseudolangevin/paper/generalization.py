@@ -1,321 +1,242 @@
-"""Fig. 5 and A.5: test error, loss and gradient variance against temperature, and sampling beside Adam.
+"""Fig. 5 and A.5: test error, loss and gradient variance against temperature, and sampling compared with Adam.
 
-The phases run one after another, each within its share of one budget of seconds: at a million weights a chain fills the
-device, so that chains side by side gain nothing. From random weights, the low temperature passes the best test error
-and goes on to overfit as Adam does.
+One chain at a time, since a million weights fill the device. From random weights, the lowest temperature passes the
+best test error and then overfits as Adam does; the intermediate one does not.
 """
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
+from scipy import stats
 
-from .. import trees
-from ..data import Dataset
-from ..diagnostics.averages import Average, average
-from ..gradients import exact_mean
-from ..potential import Potential
-from ..reports import DeadClassWarning
-from ..samplers.adam import adam
-from ..samplers.base import Sampler
-from ..samplers.langevin import pseudo_langevin
-from ..types import Array, Weights
-from .generalization_view import ADAM, OVERFITTED, RANDOM, THERMAL, Outcome, Phase, draw, rows_of
-from .results import Reproduction
-from .spins import SpinTask, keep_end, living_starts, spin_task
-from .starts import lively_starts, thermal_start
-from .timed import Budget, TimedRun, sample_for
+from .. import Dataset, adam, pseudo_langevin
+from .. import _trees as trees
+from ..diagnostics.averages import Average, average, kept
+from .results import COLORS, Row, Stage, adam_rows, published_numbers, published_table, published_value, rise, row
+from .spins import Chains, chains, keep_end, prior_start, spin_task, summary
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How fast a phase goes."""
+class Phase(NamedTuple):
+    """One chain."""
 
-    refresh_every: int
-    warmup_refreshes: int
-    """k; a multiple of `refresh_every`/2ᵏ is recorded, so that all segments are of one length and compile once."""
-    temperature_ratio: float = 0.01
-    reset_probability: float = 0.1
-    max_refresh_interval: int = 50_000
-    mass_floor: float = 0.01
-    record_every: int = 500
-
-    def sampler(self, task: SpinTask, batch_size: int) -> Sampler:
-        """pL at this pace."""
-        options = {name: value for name, value in asdict(self).items() if name != "record_every"}
-        return pseudo_langevin(task.potential, task.train, batch_size=batch_size, **options)
+    name: str
+    temperature: float  # 0 for training by Adam
+    start: str  # "random" weights, the "prior" at the temperature, or the name of the phase that is continued
+    chains: Chains
+    scores: float = 1.0  # standard deviation of the scores of a start from the prior
+    judged: bool = True  # averages are not judged below the transition, where they depend on the start
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Numbers of one scale."""
-
-    hidden_units: int
-    batch_size: int
-    phases: tuple[Phase, ...]
-    total_seconds: float
-    """Of everything, compilation included."""
-    paces: Mapping[str, Pace]
-    """Of the curves from random weights, and two that measure 𝒱 often, for equilibrium."""
-    adam_batch_size: int
-    """128 in the paper; larger ones take as long on a GPU, and overfitting is seen sooner."""
-    learning_rate: float
-    adam_record_every: int
-    observe_examples: int
-    test_examples: int
-    """Of the test set, along the run; the last weights are tested on all of it."""
-    chunk_size: int
-    alive_after: int
-    """Steps after which a random start must still know all classes."""
-    cheap_starts: bool = True
-    """Whether the start is chosen before any training."""
-    seed: int = 0
-
-    def record_every(self, phase: Phase) -> int:
-        """Steps between records of a phase."""
-        return self.paces[phase.pace].record_every if phase.temperature else self.adam_record_every
+def _often(num_steps: int, seconds: float, every: int = 1_024, **settings: Any) -> Chains:
+    """Return chains that measure the gradient variance often, as those from the prior must."""
+    return chains(
+        num_steps, 512, seconds, refresh_every=every, max_refresh_interval=every, warmup_refreshes=7, **settings
+    )
 
 
-NUM_STARTS = 12
-"""Random starts: all but the last are tried, the last is taken as it is."""
-KNOWS_ALL = 0.15
-"""An error above this says that a class is lost; without its class a tenth of the examples is misclassified."""
-
-SETTINGS = {
-    "paper": Settings(
-        hidden_units=5_000,
-        batch_size=50_305,
-        phases=(
-            Phase("3e-7", 3e-7, THERMAL, 20_480, 66, "equilibrium", 0.55),
-            Phase("2e-7", 2e-7, THERMAL, 20_480, 28, "equilibrium", 0.75),
-            Phase("1e-6", 1e-6, THERMAL, 30_720, 40, "equilibrium", 0.2),
-            Phase("3e-7 from random weights", 3e-7, RANDOM, 6_000, 30),
-            Phase("1e-7 from random weights", 1e-7, RANDOM, 50_000, 75),
-            Phase(ADAM, None, RANDOM, 2_000_000, 40),
-            Phase(OVERFITTED, None, RANDOM, 2_000_000, 32),
-            Phase("1e-7 from overfitted weights", 1e-7, OVERFITTED, 12_288, 14, "equilibrium"),
-            Phase("1e-5", 1e-5, "3e-7 from random weights", 8_192, 14, "equilibrium"),
-            Phase("1e-4", 1e-4, "1e-5", 8_192, 20, "hot"),
+LARGE, SMALL = {"refresh_every": 4_000, "warmup_refreshes": 3}, {"refresh_every": 1_600, "warmup_refreshes": 4}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "hidden_units": 5_000,
+        "phases": (
+            Phase("3e-7", 3e-7, "prior", _often(20_480, 60), 0.55),
+            Phase("2e-7", 2e-7, "prior", _often(20_480, 30), 0.75),
+            Phase("1e-6", 1e-6, "prior", _often(30_720, 40), 0.2),
+            Phase("3e-7 from random weights", 3e-7, "random", chains(6_000, 500, 30, **LARGE)),
+            Phase("1e-7 from random weights", 1e-7, "random", chains(50_000, 500, 90, **LARGE), judged=False),
+            Phase("Adam", 0.0, "random", chains(10**6, 1_000, 40, batch_size=1_024, learning_rate=3e-4)),
+            Phase(
+                "Adam on all examples", 0.0, "random", chains(10**6, 1_000, 30, batch_size=6_288, learning_rate=1e-3)
+            ),
+            Phase("1e-7 from Adam", 1e-7, "Adam on all examples", _often(12_288, 15), judged=False),
+            Phase("1e-5", 1e-5, "3e-7 from random weights", _often(8_192, 15)),
+            Phase("1e-4", 1e-4, "1e-5", _often(8_192, 20, 256, temperature_ratio=0.003, mass_floor=0.1)),
         ),
-        total_seconds=330,
-        paces={
-            "published": Pace(4_000, 3),
-            "equilibrium": Pace(1_024, 7, max_refresh_interval=1_024, record_every=512),
-            "hot": Pace(256, 6, 0.003, max_refresh_interval=256, mass_floor=0.1, record_every=512),
-        },
-        adam_batch_size=1_024,
-        learning_rate=3e-4,
-        adam_record_every=1_000,
-        observe_examples=150_000,
-        test_examples=200_000,
-        chunk_size=25_000,
-        alive_after=4_000,
-    ),
-    "smoke": Settings(
-        hidden_units=50,
-        batch_size=558,
-        phases=(
-            Phase("3e-5 from random weights", 3e-5, RANDOM, 6_000, 30),
-            Phase("6e-5", 6e-5, THERMAL, 3_000, 12),
-            Phase("1e-4", 1e-4, THERMAL, 3_000, 12),
-            Phase(ADAM, None, RANDOM, 20_000, 20),
-            Phase("1e-6 from Adam", 1e-6, ADAM, 3_000, 12),
+        "measuring": {"observe_examples": 150_000, "chunk_size": 25_000},
+        "start_steps": 4_000,  # steps of Adam after which a random start must have no dead class
+        "flat": 0.001,  # largest accepted rise of the test error after its minimum at the intermediate temperature
+        "gap": 0.003,  # largest accepted difference of that test error from the one of Adam, stopped early
+        "overfitting": 0.003,  # smallest accepted rise of the test error at the lowest temperature and with Adam
+        "seed": 0,
+    },
+    "smoke": {
+        "hidden_units": 50,
+        "phases": (
+            Phase("3e-5 from random weights", 3e-5, "random", chains(6_000, 100, 60, **SMALL)),
+            Phase("6e-5", 6e-5, "prior", chains(3_000, 100, 30, **SMALL)),
+            Phase("1e-4", 1e-4, "prior", chains(3_000, 100, 30, **SMALL)),
+            Phase("Adam", 0.0, "random", chains(20_000, 500, 40, learning_rate=1e-3)),
+            Phase("1e-6 from Adam", 1e-6, "Adam", chains(3_000, 100, 30, **SMALL), judged=False),
         ),
-        total_seconds=300,
-        paces={"published": Pace(1_600, 4, record_every=100)},
-        adam_batch_size=128,
-        learning_rate=1e-3,
-        adam_record_every=500,
-        observe_examples=10_000,
-        test_examples=10_044,
-        chunk_size=4_096,
-        alive_after=500,
-        cheap_starts=False,
-    ),
+        "measuring": {"observe_examples": 10_000},
+        "start_steps": 2_000,
+        **{"flat": 0.01, "gap": 0.015, "overfitting": 0.003, "seed": 0},
+    },
 }
 
 
-def reproduce(scale: str, out: Path) -> Reproduction:
-    """Run the phases, writing what there is after each."""
-    settings = SETTINGS[scale]
-    started = time.perf_counter()
-    budget = Budget(0.96 * settings.total_seconds, {p.name: p.share for p in settings.phases})
-    task = spin_task(settings.hidden_units)
-    starts = (
-        lively_starts(task.network, task.train, NUM_STARTS, seed=settings.seed)
-        if settings.cheap_starts
-        else living_starts(task, 1, seed=settings.seed)
-    )
-    samplers = {name: pace.sampler(task, settings.batch_size) for name, pace in settings.paces.items()}
-    samplers |= {ADAM: _trainer(task, settings), OVERFITTED: _overfitter(task, settings)}
-    ends: dict[str, Weights] = {}
+class Outcome(NamedTuple):
+    """One phase with its trace and averages."""
+
+    phase: Phase
+    trace: xr.Dataset  # dimensions chain (only one) and draw
+    averages: dict[str, Average]  # averages over the second half; empty for Adam
+    variances: np.ndarray  # mean gradient variance of each layer over the second half
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Test error along the chain."""
+        return self.trace["test_error"].values[0]
+
+    @property
+    def usable(self) -> bool:
+        """Whether the chain stayed finite and no class is dead at the end."""
+        return bool(np.isfinite(self.errors[-1])) and not self.trace["dead_class"].isel(draw=-1).any()
+
+
+def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
+    """Run the phases one after the other."""
+    task, seed = spin_task(settings["hidden_units"]), settings["seed"]
+    ends = {"random": task.starts(settings["start_steps"], seed=seed, untrained=True)}
+    sizes = np.array([trees.num_weights(layer) for layer in trees.layers(ends["random"]).values()])
+    num_train = round(0.82 * task.train.num_examples)
+    held_out = Dataset(task.train.inputs[num_train:], task.train.targets[num_train:])
     outcomes: list[Outcome] = []
-    for index, phase in enumerate(settings.phases):
-        chosen = samplers[phase.name if phase.temperature is None else phase.pace]
-        seed = settings.seed + index
-        if phase.start == RANDOM:
-            start = _that_lives(phase, chosen, starts, task, settings, seed)
-        elif phase.start == THERMAL:
-            assert phase.temperature is not None
-            system = (task.network, task.train, task.potential, phase.temperature)
-            start = thermal_start(*system, scores=phase.scores, seed=settings.seed)
-        else:
-            start = ends[phase.start]
-        run = _run(phase, chosen, start, task, settings, budget.take(phase.name), seed)
-        ends[phase.name] = run.weights
-        if phase.temperature is not None and phase.start != RANDOM:
-            keep_end(out, task, phase.temperature, run.weights)
-        outcomes.append(_outcome(phase, run, task, settings))
-        recorded = asdict(settings) | {
-            "num_weights": task.num_weights,
-            "num_examples": task.train.num_examples,
-            "phases_left": [p.name for p in settings.phases[index + 1 :]],
-            "measured": {o.phase.name: o.record for o in outcomes},
-        }
-        rows, figure = rows_of(outcomes, scale), draw(outcomes, scale)
-        seconds = time.perf_counter() - started
-        reproduction = Reproduction("generalization", scale, rows, figure, recorded, settings.seed, seconds)
-        reproduction.write(out)  # whatever comes, this much is there
-    return reproduction
+    record: dict[str, Any] = {**settings, "num_weights": task.num_weights, "measured": {}}
+    for index, phase in enumerate(settings["phases"]):
+        options: dict[str, Any] = {**settings["measuring"], "test": task.test, "key": seed + index}
+        sampler: Any = adam
+        chosen = task
+        if phase.temperature > 0:
+            sampler, options["temperatures"] = pseudo_langevin, [phase.temperature]
+        elif phase.name == "Adam":  # stopped early
+            sampler = partial(adam, validation=held_out, validate_every=phase.chains.record_every)
+            chosen = replace(task, train=task.train.head(num_train))
+        if phase.start == "prior":
+            ends["prior"] = prior_start(task, phase.temperature, scores=phase.scores, seed=seed)
+        result = phase.chains.sample(sampler, chosen, ends[phase.start], **options)
+        ends[phase.name], trace = result.weights, result.trace.isel(temperature=0)
+        averages: dict[str, Average] = {}
+        variances = np.array([])
+        if phase.temperature > 0:
+            names = ("loss", "squared_norm", "error", "test_error")
+            averages = {name: average(trace[name].values, burn_in=0.5) for name in names}
+            variances = kept(trace)["gradient_variance"].mean(("chain", "draw")).values
+            first_two = float(np.average(variances[:2], weights=sizes[:2]))
+            averages["gradient_variance"] = Average(first_two, np.nan, np.nan)  # constant between measurements
+            if phase.start != "random":
+                keep_end(out, task, phase.temperature, result.weights)
+        outcomes.append(Outcome(phase, trace, averages, variances))
+        curves = {name: trace[name].values for name in ("step", "test_error", "loss", "squared_norm")}
+        record["measured"][phase.name] = summary(result) | curves
+        yield rows_of(outcomes, settings, task.num_weights), draw(outcomes, task.num_weights), record
 
 
-def _trainer(task: SpinTask, settings: Settings) -> Sampler:
-    """Adam on the first 0.82·P examples; the others, or as many as the test uses, are its validation set."""
-    num_training = round(0.82 * task.train.num_examples)
-    held_out = jax.tree.map(lambda a: a[num_training : num_training + settings.test_examples], task.train)
-    return adam(
-        task.potential,
-        task.train.head(num_training),
-        batch_size=settings.adam_batch_size,
-        learning_rate=settings.learning_rate,
-        validation=held_out,
-        validate_every=settings.adam_record_every,
-    )
+def equilibria_of(outcomes: list[Outcome]) -> dict[float, Outcome]:
+    """Return outcomes by temperature, cold to hot; those from random weights only where there is no other."""
+    sampled = [o for o in outcomes if o.phase.temperature > 0]
+    found = {o.phase.temperature: o for o in sorted(sampled, key=lambda o: o.phase.start != "random")}
+    return {temperature: found[temperature] for temperature in sorted(found)}
 
 
-def _overfitter(task: SpinTask, settings: Settings) -> Sampler:
-    """Adam on all examples, in large batches and with large steps: to a low loss soon."""
-    return adam(task.potential, task.train, batch_size=settings.batch_size // 8, learning_rate=1e-3)
+def curves_of(outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the chains from random weights, hot to cold."""
+    found = [o for o in outcomes if o.phase.start == "random" and o.phase.temperature > 0]
+    return sorted(found, key=lambda o: -o.phase.temperature)
 
 
-def _that_lives(
-    phase: Phase, sampler: Sampler, starts: Weights, task: SpinTask, settings: Settings, seed: int
-) -> Weights:
-    """The first start that still knows all classes after some thousand steps.
-
-    A class with a signal at the start may lose it on the way, for good.
-    """
-    num_starts = jax.tree.leaves(starts)[0].shape[1]
-    for index in range(num_starts):
-        start = jax.tree.map(lambda w, i=index: w[0, i], starts)
-        if index == num_starts - 1:
-            break
-        record_every = settings.record_every(phase)
-        short = replace(phase, max_steps=record_every * max(1, settings.alive_after // record_every))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeadClassWarning)
-            trace = _run(short, sampler, start, task, settings, float("inf"), seed, quiet=True).trace
-        if not trace["dead_class"].values[..., -1, :].any() and trace["error"].values[..., -1] < KNOWS_ALL:
-            break
-    return start
-
-
-def _run(
-    phase: Phase,
-    sampler: Sampler,
-    start: Weights,
-    task: SpinTask,
-    settings: Settings,
-    seconds: float,
-    key: int,
-    *,
-    quiet: bool = False,
-) -> TimedRun:
-    name = f"T = {phase.name}" if phase.temperature else phase.name
-    return sample_for(
-        seconds,
-        sampler,
-        start,
-        temperatures=None if phase.temperature is None else [phase.temperature],
-        num_chains=1,
-        record_every=settings.record_every(phase),
-        max_steps=phase.max_steps,
-        key=key,
-        test=task.test.head(min(settings.test_examples, task.test.num_examples)),
-        observe_examples=settings.observe_examples,
-        chunk_size=settings.chunk_size,
-        label=None if quiet else name,
-    )
-
-
-def _outcome(phase: Phase, run: TimedRun, task: SpinTask, settings: Settings) -> Outcome:
-    trace = run.trace.isel(temperature=0, chain=0)
-    steps, test_errors = trace["step"].values, trace["test_error"].values
-    whole = float(
-        share_misclassified(
-            task.potential, jax.tree.map(lambda w: w[0, 0], run.weights), task.test, settings.chunk_size
+def rows_of(outcomes: list[Outcome], settings: Mapping[str, Any], num_weights: int) -> list[Row]:
+    """Return the rows on averages, the transition, overfitting, and the order parameter."""
+    rows: list[Row] = []
+    published = partial(published_value, "generalization", num_weights, "pL")
+    limits = {"loss": (0.03, True), "squared_norm": (0.03, True), "test_error": (0.002, False)}
+    equilibria, curves = equilibria_of(outcomes), curves_of(outcomes)
+    for temperature, outcome in equilibria.items():
+        for name, measured in outcome.averages.items():
+            known = published(temperature, name)
+            tolerance, relative = (None, False)
+            if outcome.phase.judged and known is not None:
+                tolerance, relative = limits.get(name, (None, False))
+            quantity = f"{name} at T = {outcome.phase.name}"
+            rows.append(row(quantity, measured, published=known, tolerance=tolerance, relative=relative))
+    levels = list(equilibria)[:2]
+    if len(levels) == 2 and not equilibria[levels[0]].phase.judged:
+        low, high = (published(t, "loss") for t in levels)
+        known, where = high - low if high and low else None, f"from T = {levels[0]:g} to {levels[1]:g}"
+        jump, drop = (np.diff([equilibria[t].averages[n].mean for t in levels])[0] for n in ("loss", "test_error"))
+        rows.append(
+            row(f"jump of the loss {where}", jump, published=known, tolerance=0.5, relative=True, at_least=0.02)
         )
-    )
-    record: dict[str, Any] = {
-        "steps_done": run.num_steps,
-        "seconds_used": round(run.seconds, 1),
-        "seconds_per_record": round(float(np.median(np.diff(run.times))), 4) if len(run.times) > 1 else None,
-        "last_test_error_on_the_whole_test_set": whole,
-        "dead_classes": int(trace["dead_class"].values[-1].sum()),
-        "steps": steps.tolist(),
-        "test_error": [round(float(e), 5) for e in test_errors],
-        "loss": [round(float(e), 5) for e in trace["loss"].values],
-    }
-    if phase.name == OVERFITTED:
-        return Outcome(phase, steps, test_errors, {}, record=record)
-    if phase.temperature is None:
-        best_step = int(trace["best_step"].values[-1])
-        # Step 0 is the start itself, which has no record.
-        best = float(test_errors[np.flatnonzero(steps == best_step)[0]]) if best_step in steps else float("nan")
-        return Outcome(phase, steps, test_errors, {}, best_test_error=best, record=record | {"best_step": best_step})
-    averages = {n: average(trace[n].values, burn_in=0.5) for n in ("loss", "squared_norm", "error", "test_error")}
-    # The last weights tell how the part of the test set that was measured differs from all of it.
-    part = averages["test_error"]
-    averages["test_error"] = part._replace(mean=part.mean + whole - float(test_errors[-1]))
-    averages["gradient_variance"] = _variance(first_two_layers(trace, run.weights))
-    layers = tuple(_variance(values) for values in trace["gradient_variance"].values.T)
-    virial = average(trace["virial_temperature"].values, burn_in=0.5).mean / phase.temperature
-    record |= {"averages": {name: value.mean for name, value in averages.items()}}
-    record |= {"layer_gradient_variances": [v.mean for v in layers], "virial_over_temperature": virial}
-    record |= {"squared_norm": [round(float(v), 1) for v in trace["squared_norm"].values]}
-    prior = phase.temperature / task.potential.smallest_stiffness(task.num_weights)
-    record |= {"squared_norm_over_prior_by_layer": _over_prior(run.weights, prior)}
-    return Outcome(phase, steps, test_errors, averages, layers, record=record)
+        rows.append(row(f"drop of the test error {where}", -drop, at_least=0.0))
+    numbers = published_numbers()["generalization"]
+    numbers = numbers if numbers["num_weights"] == num_weights else {}
+    for index, outcome in enumerate(curves):
+        name, errors = outcome.phase.name, dict(zip(outcome.trace["step"].values.tolist(), outcome.errors, strict=True))
+        for step, known in numbers.get(f"from_random_weights_at_{name.split()[0]}", {"rows": []})["rows"]:
+            if step <= outcome.phase.chains.num_steps:  # a point that was not reached is NaN and does not pass
+                quantity, tolerance = f"test error after {step} steps, T = {name}", None if index == 0 else 0.004
+                rows.append(row(quantity, errors.get(step, np.nan), published=known, tolerance=tolerance))
+        limit: dict[str, Any] = {"tolerance": settings["flat"]} if index == 0 else {"at_least": settings["overfitting"]}
+        rows.append(row(f"rise of the test error after its minimum, T = {name}", rise(outcome.errors), **limit))
+    trained = [o for o in outcomes if o.phase.name == "Adam"]
+    if trained:
+        best, found = adam_rows(trained[0].trace, numbers, 0.002, settings["overfitting"])
+        rows += found
+        if curves:
+            quantity = f"test error at T = {curves[0].phase.name} minus that of Adam, stopped early"
+            rows.append(row(quantity, curves[0].averages["test_error"].mean - best.mean, tolerance=settings["gap"]))
+    return rows + _order([o for o in equilibria.values() if o.usable], num_weights)
 
 
-def _over_prior(weights: Weights, variance: float) -> dict[str, float]:
-    """Mean square of every layer's weights, over what the prior gives them."""
-    mean_squares = {n: trees.squared_norm(w) / trees.num_weights(w) for n, w in trees.layers(weights).items()}
-    return {name: float(value) / variance for name, value in mean_squares.items()}
+def _order(usable: list[Outcome], num_weights: int) -> list[Row]:
+    """Return the rows on the gradient variance of the first two layers as an order parameter of generalization."""
+
+    def compare(temperatures: Any, errors: Any, variances: Any) -> tuple[float, float]:
+        apart = np.log10(temperatures[np.argmin(variances)] / temperatures[np.argmin(errors)])
+        return float(stats.spearmanr(errors, variances).statistic), float(apart)
+
+    if len(usable) < 3:
+        return []
+    names, table = ("test_error", "gradient_variance"), published_table("generalization", num_weights).get("pL")
+    measured = ([o.averages[name].mean for o in usable] for name in names)
+    correlation, apart = compare([o.phase.temperature for o in usable], *measured)
+    known = (None, None) if table is None else compare(table.temperatures, *(table.values[name] for name in names))
+    # In a small network the variance goes on falling where the test error rises again: the first row is not judged.
+    quantity = "rank correlation of test error and gradient variance over the temperatures"
+    first = row(quantity, correlation, published=known[0], at_least=None if table is None else 0.5)
+    quantity = "log10 of T at the lowest gradient variance over T at the lowest test error"
+    return [first, row(quantity, apart, published=known[1], tolerance=0.7, target=0.0)]
 
 
-def _variance(values: np.ndarray) -> Average:
-    """Mean of the second half; 𝒱 stays as it is between refreshes, so that its records know no error."""
-    return average(values, burn_in=0.5)._replace(standard_error=float("nan"), effective_samples=float("nan"))
-
-
-def first_two_layers(trace: xr.Dataset, weights: Weights) -> np.ndarray:
-    """Mean 𝒱 over the weights of the first two layers, 99.4 % of all at the largest size, at every record."""
-    sizes = np.array([trees.num_weights(layer) for layer in trees.layers(weights).values()][:2], float)
-    return trace["gradient_variance"].values[:, :2] @ sizes / sizes.sum()
-
-
-@partial(jax.jit, static_argnames=("potential", "chunk_size"))
-def share_misclassified(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int) -> Array:
-    """The share of misclassified examples."""
-    assert potential.per_example_error is not None
-    return exact_mean(potential.per_example_error, weights, dataset, chunk_size).high
+def draw(outcomes: list[Outcome], num_weights: int) -> Figure:
+    """Draw Fig. 5 with its inset on the left and A.5, layer by layer, on the right, of the chains that are usable."""
+    usable = [o for o in outcomes if o.usable]
+    equilibria, table = equilibria_of(usable), published_table("generalization", num_weights).get("pL")
+    figure = Figure(figsize=(12, 9), layout="constrained")
+    panels = figure.subplots(3, 2)
+    for axes, name in zip(panels[:, 0], ("test_error", "loss", "gradient_variance"), strict=True):
+        values = np.array([o.averages[name] for o in equilibria.values()]).reshape(-1, 3)
+        axes.errorbar(list(equilibria), values[:, 0], np.nan_to_num(values[:, 1]), fmt="o-", color=COLORS[0])
+        if table is not None:
+            axes.plot(table.temperatures, table.values[name], "D", mfc="none", color=COLORS[1], label="published")
+            axes.legend(frameon=False, loc="lower right")
+        axes.set(xscale="log", ylabel=name.replace("_", " "), yscale="log" if "variance" in name else "linear")
+    for index, axes in enumerate(panels[:, 1]):
+        axes.plot(list(equilibria), [o.variances[index] for o in equilibria.values()], "o-", color=COLORS[2])
+        axes.set(xscale="log", yscale="log", ylabel=f"gradient variance, layer {index + 1}", xlabel="temperature T")
+    inset = panels[0, 0].inset_axes((0.25, 0.45, 0.45, 0.5), xscale="log", xlabel="steps from random weights")
+    for color, outcome in zip(
+        COLORS, [*curves_of(usable), *(o for o in usable if o.phase.name == "Adam")], strict=False
+    ):
+        inset.plot(outcome.trace["step"], outcome.errors, color=color, label=outcome.phase.name)
+        inset.set_ylim(None, outcome.errors.min() + 0.05)
+        inset.legend(frameon=False, fontsize=7)
+    return figure

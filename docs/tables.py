@@ -1,0 +1,118 @@
+"""Write the tables of the documentation from the JSON files that they come from.
+
+    python docs/tables.py            # rewrite the tables
+    python docs/tables.py --check    # exit with 1 if a table is not what the files give
+
+A table stands between the lines `<!-- table KIND FILE... -->` and `<!-- end of table -->`. KIND is
+
+    summary    one line for each reproduction: rows that pass, and the worst row
+    rows       all rows of one reproduction; with a third word, those whose quantity contains it
+    steps, against_peers, growth    tables of benchmarks/tables.py from a file of the benchmark
+"""
+
+import json
+import re
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("docs/reproductions.md", "docs/performance.md")
+FIGURES = {
+    "noise": "3a-c",
+    "thermodynamics": "3d",
+    "performance": "4, Table A1",
+    "variants": "A.1",
+    "batch-size": "A.2",
+    "prediction-vs-size": "A.3",
+    "suboptimal": "A.4",
+    "generalization": "5, A.5",
+    "fashion": "6",
+}
+TABLE = re.compile(r"(<!-- table (?P<words>[^>]*?) -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
+
+
+def markdown(headings: list[str], lines: list[list[str]]) -> str:
+    """Return a table."""
+    cells = [headings, ["---"] * len(headings), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
+
+
+def number(value: float | None, error: float | None = None) -> str:
+    """Return a number with four digits, or with two digits of its standard error."""
+    if value is None:
+        return ""
+    if not error:
+        return f"{value:.4g}"
+    digits = max(2, len(f"{abs(value) / error:.0f}") + 1) if value else 2
+    return f"{value:.{min(digits, 6)}g} ± {error:.2g}"
+
+
+def deviation(row: Mapping[str, Any]) -> float:
+    """Return by how many tolerances a row deviates; infinite for other rows that fail, zero for those not judged."""
+    if row["tolerance"] and row["measured"] is not None:
+        return abs(row["measured"] - (row["published"] or 0.0)) / row["tolerance"]
+    return 0.0 if row["passed"] else float("inf")
+
+
+def summary(*files: str) -> str:
+    """Return one line for each reproduction, in the order of the paper's figures."""
+    lines = []
+    for name, figure in FIGURES.items():
+        path = next((file for file in files if Path(file).stem == name), None)
+        if path is None:
+            lines.append([name, figure, "not measured at this scale", "", ""])
+            continue
+        content = json.loads((ROOT / path).read_text(encoding="utf-8"))
+        rows = content["rows"]
+        worst = max((row for row in rows if not row["passed"]), key=deviation, default=None)
+        text = "" if worst is None else f"{worst['quantity']}: {number(worst['measured'], worst['standard_error'])}"
+        passed = f"{sum(row['passed'] for row in rows)} of {len(rows)}"
+        link = f"[{Path(path).name}](../{path}), {content['provenance']['device']}"
+        lines.append([name, figure, passed, text, link])
+    return markdown(["reproduction", "figure", "rows that pass", "worst row that fails", "file"], lines)
+
+
+def rows(file: str, *words: str) -> str:
+    """Return the rows of one reproduction whose quantity contains the words."""
+    content, chosen = json.loads((ROOT / file).read_text(encoding="utf-8")), " ".join(words)
+    lines = []
+    for r in content["rows"]:
+        if chosen in r["quantity"]:
+            values = (number(r["published"]), number(r["measured"], r["standard_error"]), number(r["tolerance"]))
+            lines.append([r["quantity"], *values, "yes" if r["passed"] else "**no**"])
+    return markdown(["quantity", "published", "measured", "tolerance", "passes"], lines)
+
+
+def made(words: str) -> str:
+    """Return the table of a marker."""
+    kind, *arguments = words.split()
+    if kind in ("summary", "rows"):
+        return {"summary": summary, "rows": rows}[kind](*arguments)
+    part = {"steps": "rows", "against_peers": "ratios", "growth": "scaling"}[kind]
+    content = json.loads((ROOT / arguments[0]).read_text(encoding="utf-8"))
+    return runpy.run_path(str(ROOT / "benchmarks/tables.py"))[kind](content[part]) + "\n"
+
+
+def updated(text: str) -> str:
+    """Return a page with its tables made again."""
+    return TABLE.sub(lambda match: match[1] + made(match["words"]), text)
+
+
+def main() -> int:
+    """Rewrite the tables, or check them."""
+    stale = 0
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        if updated(text) != text:
+            stale = 1
+            print(f"{page}: its tables are not those of the files" if "--check" in sys.argv else f"{page}: updated")
+            if "--check" not in sys.argv:
+                (ROOT / page).write_text(updated(text), encoding="utf-8")
+    return stale if "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
