@@ -1,10 +1,10 @@
-"""Do pseudo-Langevin and hybrid Monte Carlo agree beyond feed-forward networks?
+"""Agreement of pseudo-Langevin with hybrid Monte Carlo beyond feed-forward networks.
 
     python -m benchmarks.architectures --out benchmarks/results/architectures-cpu.json
 
 A small convolutional network (Flax, FashionMNIST) and a small transformer (Equinox, next characters), the models of
 `examples/`, are sampled by both methods at a temperature where both reach equilibrium from a trained start. Compared
-are the means of the loss and of |w|², with standard errors that know about autocorrelation.
+are the means of the loss and of |w|², with standard errors that are corrected for autocorrelation.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Settings:
-    """Of both methods; steps of pL and moves of hMC, of which the first quarter is left out."""
+    """Settings of both methods; the first quarter of the steps of pL and moves of hMC is left out."""
 
     temperature: float
     stiffness: float
-    """λ/N."""
+    """Weight decay divided by N."""
     num_steps: int
     num_moves: int
     num_chains: int
@@ -47,7 +47,7 @@ class Settings:
 
 
 def convolutional(settings: Settings, folder: Path) -> tuple[Model, pl.Potential, pl.Dataset]:
-    """7 × 7 images, two convolutions."""
+    """Return a network of two convolutions, for images of 7 × 7 pixels."""
     size = replace(fashion_convnet.SMALL, num_train=400, num_test=10)
     network, train, _ = fashion_convnet.model_and_data(size, folder)
     model = from_flax(network)
@@ -55,7 +55,7 @@ def convolutional(settings: Settings, folder: Path) -> tuple[Model, pl.Potential
 
 
 def transformer(settings: Settings) -> tuple[Model, pl.Potential, pl.Dataset]:
-    """Windows of 8 characters, one block of width 8."""
+    """Return a transformer of one block of width 8, for windows of 8 characters."""
     size = replace(character_transformer.SMALL, context=8, stride=5)
     network, train, _ = character_transformer.model_and_data(size)
     model = from_equinox(network)
@@ -63,12 +63,12 @@ def transformer(settings: Settings) -> tuple[Model, pl.Potential, pl.Dataset]:
 
 
 def num_weights(model: Model) -> int:
-    """N."""
+    """Return the number of weights."""
     return sum(w.size for w in jax.tree.leaves(model.weights))
 
 
 def compared(name: str, model: Model, potential: pl.Potential, train: pl.Dataset, settings: Settings) -> dict[str, Any]:
-    """Both methods on one network."""
+    """Return the averages of both methods on one network, and their differences."""
     trainer = pl.adam(potential, train, batch_size=settings.batch_size, learning_rate=3e-3)
     start = pl.sample(trainer, model.weights, num_chains=settings.num_chains, num_steps=500, key=0)
     samplers = {
@@ -124,7 +124,7 @@ def compared(name: str, model: Model, potential: pl.Potential, train: pl.Dataset
 
 
 def averages(result: pl.Result) -> dict[str, Any]:
-    """Means over chains and draws after the first quarter, and how well the chains agree with themselves."""
+    """Return means over chains and draws after the first quarter."""
     trace = result.trace.isel(temperature=0, draw=slice(result.trace.sizes["draw"] // 4, None))
     found: dict[str, Any] = {}
     for quantity in ("loss", "squared_norm", "error"):

@@ -1,34 +1,35 @@
-"""What masses that follow the weights do to the samples, where everything is known: one weight, w·x against y.
+"""Bias of masses that follow the weights, in a model with one weight that is solved by quadrature: w·x against y.
 
     python benchmarks/following_masses.py benchmarks/results/following-masses.json
 
-The gradient of an example is w·x² − x·y, so 𝒱 and with it the nominal mass grow with w². ⟨w²⟩ for several 𝒯, ρ_reset
-and intervals between measurements of 𝒱, beside that of exp(−U/T) and that of M(w)·exp(−U/T), by quadrature.
+The gradient of an example is w·x² − x·y, so the gradient variance, and with it the mass, grows with w². The script
+prints ⟨w²⟩ for several temperature ratios, reset probabilities and intervals between measurements of the variance,
+relative to that of exp(−U/T), and the value of M(w)·exp(−U/T).
 """
 
 import argparse
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 
 import pseudolangevin as pl
+from pseudolangevin.apps.bench import machine
 
 TEMPERATURE, NUM_CHAINS, NUM_EXAMPLES, BATCH_SIZE = 0.25, 128, 400, 20
 CASES = ((0.003, 1.0, 20), (0.01, 1.0, 20), (0.01, 0.1, 20), (0.01, 0.0, 20), (0.01, 1.0, 2_000))
-"""𝒯, ρ_reset, steps between measurements of 𝒱."""
+"""Temperature ratio, reset probability, steps between measurements of the gradient variance."""
 
 
 def dataset() -> pl.Dataset:
-    """x ~ N(0, 1), y ~ N(0, 1/4)."""
+    """Return examples x ~ N(0, 1), y ~ N(0, 1/4)."""
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(NUM_EXAMPLES, 1)).astype(np.float32)
     return pl.Dataset(inputs, 0.5 * rng.normal(size=NUM_EXAMPLES).astype(np.float32))
 
 
 def expected(data: pl.Dataset, *, weighted: bool) -> float:
-    """⟨w²⟩ of exp(−U/T), or of M(w)·exp(−U/T)."""
+    """Return ⟨w²⟩ of exp(−U/T), or of M(w)·exp(−U/T)."""
     x, y = np.asarray(data.inputs[:, 0], float), np.asarray(data.targets, float)
     w = np.linspace(-4, 4, 2_001)
     energy = 0.5 * np.mean((w[:, None] * x - y) ** 2, axis=1)
@@ -38,7 +39,7 @@ def expected(data: pl.Dataset, *, weighted: bool) -> float:
 
 
 def measured(data: pl.Dataset, ratio: float, reset: float, interval: int) -> tuple[float, float]:
-    """⟨w²⟩ and its standard error over the chains."""
+    """Return ⟨w²⟩ and its standard error over the chains."""
     sampler = pl.pseudo_langevin(
         pl.regression(lambda w, x: x @ w["w"], weight_decay=0.0),
         data,
@@ -66,7 +67,7 @@ def measured(data: pl.Dataset, ratio: float, reset: float, interval: int) -> tup
 
 
 def main() -> None:
-    """All cases, as multiples of what is right."""
+    """Write all cases, relative to the exact value."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
@@ -79,8 +80,7 @@ def main() -> None:
         rows[-1] |= {"mean_square_over_right": mean / right, "standard_error": error / right}
         print(json.dumps(rows[-1]), flush=True)
     content = {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
+        **machine(),
         "temperature": TEMPERATURE,
         "num_examples": NUM_EXAMPLES,
         "batch_size": BATCH_SIZE,

@@ -1,10 +1,10 @@
-"""What large networks need on many devices, without having either: programs compiled ahead of time for abstract shapes.
+"""Memory and messages of large networks on many devices, from programs compiled for abstract shapes.
 
     python benchmarks/scaling_aot.py --out benchmarks/results/scaling-aot.json
 
-For 1e8, 1e9 and 1e10 weights on 1, 8, 64 and 512 simulated devices, the programs of a pseudo-Langevin chain are
-compiled by XLA for the CPU and asked for the memory they use on each device, and for the messages of one step. Nothing
-is run and no weight is allocated. The compiler for GPUs fuses in other ways, so its temporary memory differs.
+For 1e8, 1e9 and 1e10 weights on 1, 8, 64 and 512 simulated devices, XLA compiles the programs of a pseudo-Langevin
+chain for the CPU and reports their memory on each device and the messages of one step. Nothing is run, and no weight is
+allocated. The compiler for GPUs fuses in other ways, so its temporary memory differs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pseudolangevin as pl
-from pseudolangevin import chains, trees
-from pseudolangevin.observables import Observer
+from pseudolangevin import _trees as trees
+from pseudolangevin import chains
 from pseudolangevin.placement import Placement, sharding
 
 WIDTHS = {"1e8": 10_240, "1e9": 31_744, "1e10": 99_840}
@@ -40,7 +40,7 @@ BYTES = {"f32": 4, "s32": 4, "u32": 4, "f16": 2, "bf16": 2, "pred": 1}
 
 
 def main() -> None:
-    """One process per number of devices: that number is fixed when JAX starts."""
+    """Start one process for each number of devices, which is fixed when JAX starts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sizes", nargs="+", choices=WIDTHS, default=list(WIDTHS))
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def compile_all(size: str, data: int, weights: int) -> list[dict[str, Any]]:
-    """Memory of every program of a run on each device, in bytes."""
+    """Return the memory of every program of a run on each device, in bytes."""
     mesh = Placement(data=data, weights=weights).mesh()
 
     def placed(tree: Any) -> Any:
@@ -90,18 +90,18 @@ def compile_all(size: str, data: int, weights: int) -> list[dict[str, Any]]:
     dataset = pl.Dataset.tree_unflatten(mesh, examples)
     network = pl.models.feedforward((NUM_INPUTS, WIDTHS[size], WIDTHS[size], NUM_CLASSES))
     potential = pl.classification(network.apply, weight_decay=10.0)
-    kernel = pl.pseudo_langevin(potential, dataset, batch_size=BATCH_SIZE).kernel
+    sampler = pl.pseudo_langevin(potential, dataset, batch_size=BATCH_SIZE)
     one = jax.eval_shape(network.init, jax.random.key(0))
     starts = placed(jax.tree.map(lambda w: jax.ShapeDtypeStruct((1, *w.shape), w.dtype), one))
     temperatures = placed(jax.ShapeDtypeStruct((1,), jnp.float32))
     keys = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)))
-    states = placed(jax.eval_shape(lambda *rest: chains._init(kernel, *rest), starts, temperatures, keys, dataset))
+    states = placed(chains._start.eval_shape(sampler, starts, temperatures, keys))
     num_weights = trees.num_weights(one)
     programs = {
-        "init": lambda: chains._init.lower(kernel, starts, temperatures, keys, dataset),
-        "advance": lambda: chains._advance.lower(kernel, states, dataset, num_steps=10),
-        "refresh": lambda: chains._refresh.lower(kernel, states, dataset),
-        "observe": lambda: chains._observe.lower(kernel, Observer(potential, CHUNK_SIZE), states, dataset, None),
+        "init": lambda: chains._start.lower(sampler, starts, temperatures, keys),
+        "advance": lambda: chains._segment.lower(sampler, states, 10, 1),
+        "refresh": lambda: chains._refresh.lower(sampler, states),
+        "observe": lambda: chains._observe.lower(sampler, states, dataset, None, (), CHUNK_SIZE),
     }
     rows = []
     for name, lower in programs.items():
@@ -131,7 +131,7 @@ def compile_all(size: str, data: int, weights: int) -> list[dict[str, Any]]:
 
 
 def message_bytes(program: str) -> int:
-    """Bytes of all results of collective operations; those of `advance` are all inside its loop, once per step."""
+    """Return the bytes of all results of collective operations; in `advance` all are inside its loop over steps."""
     total = 0
     for result, _ in COLLECTIVE.findall(program):
         for kind, shape in SHAPE.findall(result):

@@ -1,84 +1,72 @@
-"""The tables of docs/performance.md, from a file that `pseudolangevin bench --out FILE` wrote.
+"""Print the tables of docs/performance.md as Markdown, from files of `bench --json`, peers.py and growth.py.
 
-python benchmarks/tables.py benchmarks/results/bench-h200.json
+    python benchmarks/tables.py benchmarks/results/bench-h200.json
+
+A table is printed for each of the parts that the file has.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-from pseudolangevin.bench.table import memory, seconds
+
+def seconds(value: float | None) -> str:
+    """Return a time in a suitable unit."""
+    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    return next((f"{value / unit:.3g} {name}" for unit, name in units if value and value >= unit), "-")
 
 
-def main() -> None:
-    """Print Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    content = json.loads(parser.parse_args().file.read_text(encoding="utf-8"))
-    for part in (steps, against_peers, scaling, recording):
-        print(part(content), end="\n\n")
+def memory(value: float | None) -> str:
+    """Return bytes in GiB or MiB."""
+    return "-" if value is None else f"{value / 2**30:.3g} GiB" if value >= 2**30 else f"{value / 2**20:.3g} MiB"
 
 
 def markdown(headings: list[str], rows: list[list[str]]) -> str:
-    """A table."""
+    """Return a table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *rows])
 
 
-def size(num_weights: int) -> str:
-    """A number with thin groups: 11 160."""
-    return f"{num_weights:,}".replace(",", " ")
+def steps(rows: list[dict[str, Any]]) -> str:
+    """Return the table of this package's samplers."""
+    headings = ["N", "sampler", "chains", "step", "with variance", "per chain", "compile", "memory of the program"]
+    table = []
+    for row in sorted(rows, key=lambda row: (row["num_weights"], row["sampler"] != "pseudo_langevin")):
+        if row.get("implementation", "pseudolangevin") == "pseudolangevin":
+            total = row.get("seconds_per_step_with_refresh")
+            times = [row["seconds_per_step"], total, (total or row["seconds_per_step"]) / row["num_chains"]]
+            cells = [f"{row['num_weights']:,}".replace(",", " "), f"`{row['sampler']}`", str(row["num_chains"])]
+            table.append([*cells, *map(seconds, [*times, row["compile_seconds"]]), memory(row["program_bytes"])])
+    return markdown(headings, table)
 
 
-def steps(content: dict[str, Any]) -> str:
-    """This package's samplers."""
-    headings = ["N", "sampler", "chains", "step", "with 𝒱", "per chain", "TFLOP/s", "compile", "memory of the programs"]
-    rows = []
-    for r in sorted(content["rows"], key=lambda r: (r["num_weights"], r["sampler"] != "pseudo_langevin")):
-        if r["implementation"] == "pseudolangevin":
-            whole = r.get("seconds_per_step_with_refresh")
-            row = [size(r["num_weights"]), f"`{r['sampler']}`", str(r["num_chains"])]
-            row += [seconds(r["seconds_per_step"]), seconds(whole)]
-            row += [seconds((whole or r["seconds_per_step"]) / r["num_chains"]), f"{r['flops_per_second'] / 1e12:.3g}"]
-            rows.append([*row, seconds(r["compile_seconds"]), memory(r["program_bytes"])])
-    return markdown(headings, rows)
+def against_peers(rows: list[dict[str, Any]]) -> str:
+    """Return the table of the time per gradient of other libraries."""
+    table = []
+    for row in sorted(rows, key=lambda row: (row["num_weights"], row["num_chains"])):
+        times = (row["peer_seconds_per_gradient"], row["pseudo_langevin_seconds_per_gradient"])
+        faster = f"{row['times_faster']:.3g}" + ("" if row["refresh_included"] else " without variance")
+        size = f"{row['num_weights']:,}".replace(",", " ")
+        table.append([size, row["peer"], str(row["num_chains"]), *map(seconds, times), faster])
+    return markdown(["N", "library", "chains", "per gradient", "pL, per gradient", "times faster"], table)
 
 
-def against_peers(content: dict[str, Any]) -> str:
-    """How many times faster pseudo-Langevin is per gradient."""
-    rows = []
-    for r in sorted(content["ratios"], key=lambda r: (r["num_weights"], r["num_chains"])):
-        times = (r["peer_seconds_per_gradient"], r["pseudo_langevin_seconds_per_gradient"])
-        faster = f"{r['times_faster']:.3g}×" + ("" if r["refresh_included"] else " without 𝒱")
-        rows.append([size(r["num_weights"]), r["peer"], str(r["num_chains"]), *map(seconds, times), faster])
-    return markdown(["N", "peer", "chains", "peer, per gradient", "pL, per gradient", "faster"], rows)
+def growth(found: dict[str, Any]) -> str:
+    """Return the table of one chain at growing sizes."""
+    sizes = [[f"{row[name]:,}".replace(",", " ") for name in ("num_weights", "batch_size")] for row in found["rows"]]
+    others = [[seconds(row["seconds_per_step"]), memory(row["program_bytes"])] for row in found["rows"]]
+    table = markdown(["N", "S", "step", "memory"], [a + b for a, b in zip(sizes, others, strict=True)])
+    return f"{table}\n\nTime grows as (N·S)^{found['exponent']:.2f}." if "exponent" in found else table
 
 
-def scaling(content: dict[str, Any]) -> str:
-    """One chain at growing sizes."""
-    found = content.get("scaling")
-    if not found or not found["rows"]:
-        return "Growth with N was not measured."
-    rows = [
-        [size(r["num_weights"]), size(r["batch_size"]), seconds(r["seconds_per_step"]), memory(r["program_bytes"])]
-        for r in found["rows"]
-    ]
-    words = f"Time ~ (N·S)^{found.get('exponent', float('nan')):.2f} over all, at most ^"
-    words += f"{found.get('steepest_exponent', float('nan')):.2f} from one size to the next. "
-    words += f"The largest: N = {size(found['largest_num_weights'])}, limited by: {found['largest_is_limited_by']}."
-    return markdown(["N", "S", "step", "memory"], rows) + "\n\n" + words
-
-
-def recording(content: dict[str, Any]) -> str:
-    """The cost of recording."""
-    found = content.get("recording")
-    if not found or "share" not in found:
-        return "The cost of recording was not measured."
-    parts = {"measuring the observables": "observe", "writing": "write", "checkpoints": "checkpoint"}
-    shares = ", ".join(f"{what} {found[name + '_share']:.1%}" for what, name in parts.items())
-    return f"Recording at the default settings adds {found['share']:.1%} to the run: {shares}."
+def main() -> None:
+    """Print every table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    content = json.loads(parser.parse_args().file.read_text(encoding="utf-8"))
+    for name, table in (("rows", steps), ("ratios", against_peers), ("scaling", growth)):
+        if content.get(name):
+            print(table(content[name]), end="\n\n")
 
 
 if __name__ == "__main__":

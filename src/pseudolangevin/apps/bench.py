@@ -1,0 +1,200 @@
+"""Time per step, memory and cost per chain of this package's samplers on this machine.
+
+Other libraries, growth with N and the cost of recording are measured by scripts in `benchmarks/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._checks import check_choice, check_integer, check_positive
+from ..chains import Run, _segment
+from ..data import Dataset
+from ..models import feedforward
+from ..potential import classification
+from ..samplers.adam import Adam
+from ..samplers.balanced import BalancedLangevin
+from ..samplers.base import MAX_STEPS, Sampler
+from ..samplers.hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
+from ..samplers.langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
+
+SAMPLERS: dict[str, tuple[type, dict[str, Any]]] = {
+    # Masses at this ratio are so heavy that random starts stay finite; the time of a step does not depend on it.
+    "pseudo_langevin": (PseudoLangevin, {"temperature_ratio": 1e-6, "refresh_every": 50_000, "warmup_refreshes": 0}),
+    "balanced_langevin": (BalancedLangevin, {"temperature_ratio": 1e-6, "refresh_every": 50_000}),
+    "naive_pseudo_langevin": (NaivePseudoLangevin, {"time_step": 1e-3, "refresh_every": 50_000}),
+    "full_batch_langevin": (FullBatchLangevin, {"time_step": 1e-3}),
+    "hybrid_monte_carlo": (HybridMonteCarlo, {"num_leapfrog_steps": 10, "time_step": 1e-4}),
+    "minibatch_hybrid_monte_carlo": (MinibatchHybridMonteCarlo, {"num_leapfrog_steps": 10, "time_step": 1e-4}),
+    "adam": (Adam, {}),
+}
+"""Classes and settings of the samplers that are timed."""
+
+
+class Problem:
+    """Spin vectors and the paper's network 100, L1, 100, 10 with N weights; P = 5N, mini-batches of 1 % of P."""
+
+    def __init__(self, num_weights: int) -> None:
+        """Reject a number of weights that the network cannot have."""
+        hidden = max(1, round((num_weights - 1_110) / 201))
+        nearest = 201 * hidden + 1_110
+        if num_weights != nearest:
+            raise ValueError(f"size {num_weights}: the network has 201*L1 + 1110 weights; the nearest is {nearest}")
+        self.num_weights, self.num_examples = num_weights, 5 * num_weights
+        self.batch_size = round(0.01 * self.num_examples)
+        self.temperature = 1.674 / self.num_examples  # a little above the transition: 3e-5 at N = 11 160
+        self.network = feedforward((100, hidden, 100, 10), output_activation="relu")
+        self.potential = classification(self.network.apply, weight_decay=10.0611)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return noisy spin vectors (int8) and labels, made on the host to leave the device's memory to the samplers.
+
+        Beyond five million examples the same ones are repeated.
+        """
+        generator, num = np.random.default_rng(0), min(self.num_examples, 5_030_550)
+        labels = generator.integers(10, size=num, dtype=np.int32)
+        inputs = np.where(generator.random((10, 100)) < 0.5, -1, 1).astype(np.int8)[labels]
+        for part in np.array_split(inputs, max(1, num // 100_000)):  # views
+            part[generator.random(part.shape, np.float32) < 0.355] *= -1
+        repeated = np.arange(self.num_examples) % num
+        return (inputs, labels) if num == self.num_examples else (inputs[repeated], labels[repeated])
+
+
+@dataclass
+class Benchmark:
+    """Timings of samplers on one machine; printable."""
+
+    machine: dict[str, str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    """Measurements that were not made, with the reason."""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return a table."""
+        table = [["N", "sampler", "chains", "ms/step", "with variance", "per chain", "compile s", "MiB"]]
+        for row in self.rows:
+            step, total = row["seconds_per_step"], row["seconds_per_step_with_refresh"]
+            numbers = [1e3 * step, 1e3 * total, 1e3 * total / row["num_chains"], row["compile_seconds"]]
+            names = [str(row[name]) for name in ("num_weights", "sampler", "num_chains")]
+            table.append([*names, *(f"{number:.3g}" for number in [*numbers, row["program_bytes"] / 2**20])])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in table]
+        lines += [f"skipped: {', '.join(f'{name} {value}' for name, value in row.items())}" for row in self.skipped]
+        return "\n".join([*lines, f"{', '.join(self.machine.values())}; {self.seconds:.0f} s"])
+
+
+def bench(
+    sizes: Sequence[int] = (11_160, 101_610, 1_006_110),
+    chains: Sequence[int] = (1, 8, 64),
+    samplers: Sequence[str] | None = None,
+    seconds: float = 600.0,
+    report: Callable[[str], None] | None = None,
+) -> Benchmark:
+    """Time samplers on the paper's problem at several sizes and numbers of chains, until the time is up.
+
+    A step moves every chain once. "With variance" includes a measurement of the gradient variance every 5000 steps.
+    Memory is that of the compiled steps with their arguments, the data included, by the compiler's account.
+
+    Args:
+        sizes: numbers of weights, 201*L1 + 1110 each.
+        chains: numbers of chains.
+        samplers: names of samplers; default: all.
+        seconds: time limit, compilation included; a measurement that has begun is finished.
+        report: called with a line of text for every result, for example `print`.
+
+    Example:
+        >>> print(bench(sizes=[11_160], chains=[1], samplers=["pseudo_langevin"], seconds=60))  # doctest: +SKIP
+    """
+    for name in samplers or ():
+        check_choice("samplers", name, SAMPLERS)
+    for count in chains:
+        check_integer("chains", count, minimum=1)
+    check_positive("seconds", seconds)
+    began, found, dataset = time.perf_counter(), Benchmark(machine()), None
+    cases = [(Problem(n), name, count) for n in sizes for count in sorted(chains) for name in samplers or SAMPLERS]
+    for problem, name, count in cases:
+        case = {"num_weights": problem.num_weights, "sampler": name, "num_chains": count}
+        if time.perf_counter() - began > seconds:
+            found.skipped.append(case | {"reason": "no time was left"})
+            continue
+        if dataset is None or dataset.num_examples != problem.num_examples:
+            dataset = Dataset(*problem.arrays())
+        try:
+            found.rows.append(case | time_sampler(problem, dataset, name, count))
+        except (RuntimeError, MemoryError) as error:  # JAX raises a RuntimeError where memory does not suffice
+            found.skipped.append(case | {"reason": str(error).split("\n")[0][:200]})
+        if report is not None:
+            report(json.dumps((found.rows + found.skipped)[-1]))
+    found.seconds = time.perf_counter() - began
+    return found
+
+
+def time_sampler(
+    problem: Problem, dataset: Dataset, name: str, num_chains: int = 1, *, seconds: float = 2.0, refresh: bool = True
+) -> dict[str, Any]:
+    """Return the time per step of one sampler, repeated for some seconds, and the memory of the compiled steps."""
+    make, settings = SAMPLERS[name]
+    if "batch_size" in {field.name for field in fields(make)}:
+        settings = settings | {"batch_size": problem.batch_size}
+    sampler: Sampler = make(problem.potential, dataset, **settings)
+    temperatures = [problem.temperature] if sampler.uses_temperature else None
+    run = Run(sampler, temperatures=temperatures, num_chains=num_chains)
+    weights, began = problem.network.init(jax.random.key(0)), time.perf_counter()
+    block = sampler.steps_per_block if jax.default_backend() != "cpu" else 1
+    program = _segment.lower(sampler, run.abstract_states(weights), 1, block).compile()
+    compile_seconds = time.perf_counter() - began
+    memory: Any = program.memory_analysis()
+    arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    states, steps, times = run.start(weights, 0), block, list[float]()
+    began = time.perf_counter()
+    while not times or (time.perf_counter() - began < seconds and len(times) < 40):
+        # Blocks of a quarter of a second, so that starting them and waiting for them is below one percent.
+        started, first = time.perf_counter(), int(states.step[0])
+        (record,) = run.records(states, first=first, stop=first + steps, every=MAX_STEPS, progress=False)
+        states = jax.block_until_ready(record.states)
+        duration = time.perf_counter() - started
+        if first == 0:  # it compiled
+            continue
+        if steps == block and (longer := int(0.25 * steps / duration) // block * block) > 2 * block:
+            steps = min(longer, 2_000)
+            continue
+        times.append(duration / steps)
+    refresh_seconds = 0.0
+    if refresh and sampler.refreshes:
+        program = jax.jit(jax.vmap(sampler.refresh)).lower(states).compile()
+        for _ in range(2):  # the first time loads the program
+            started = time.perf_counter()
+            jax.block_until_ready(program(states))
+            refresh_seconds = time.perf_counter() - started
+    step = statistics.median(times)
+    return {
+        "batch_size": sampler.batch_size,
+        "seconds_per_step": step,
+        "fastest_seconds_per_step": min(times),
+        "slowest_seconds_per_step": max(times),
+        "refresh_seconds": refresh_seconds,
+        "seconds_per_step_with_refresh": step + refresh_seconds / 5_000,
+        "compile_seconds": compile_seconds,
+        "program_bytes": arguments + memory.temp_size_in_bytes,
+    }
+
+
+def machine() -> dict[str, str]:
+    """Return the device and the versions that timings belong to."""
+    device = jax.devices()[0]
+    cores = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.platform
+    return {"device": f"{device.device_kind} ({cores})", "jax": f"jax {jax.__version__}"}
