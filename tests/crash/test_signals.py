@@ -1,4 +1,4 @@
-"""A run that is killed, terminated and interrupted again and again ends with the bits of one that never was."""
+"""A run that is killed, terminated and interrupted again and again ends with the same bits as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pseudolangevin import config
-
-from .small_runs import SMALL_RUN, assert_same_run
+from pseudolangevin.runs import config
+from tests.runs.small_runs import SMALL_RUN, assert_same_run
 
 ROOT = Path(__file__).parents[2]
 NUM_RECORDS = 100
@@ -29,7 +28,7 @@ def run_children(file: Path, folder: Path, signals: list[signal.Signals]) -> lis
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    command = [sys.executable, "-m", "tests.store.fork_runs", str(file), str(folder), *map(str, map(int, signals))]
+    command = [sys.executable, "-m", "tests.crash.fork_runs", str(file), str(folder), *map(str, map(int, signals))]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -37,14 +36,14 @@ def run_children(file: Path, folder: Path, signals: list[signal.Signals]) -> lis
 
 
 def write_config(folder: Path) -> Path:
-    """The small run, longer, and with its data in a file, which every child reads faster than it draws them."""
+    """Write the small run, longer, and with its data in a file, which children read faster than they draw them."""
     rng = np.random.default_rng(0)
     np.savez(
         folder / "data.npz", inputs=rng.normal(size=(60, 6)).astype(np.float32), targets=rng.integers(0, 3, size=60)
     )
     sections = tomllib.loads(SMALL_RUN) | {"num_steps": NUM_RECORDS * 10}
     sections["task"] = {"kind": "files", "file": str(folder / "data.npz")}
-    sections["recording"] |= {"checkpoint_every": 2}
+    sections["recording"] |= {"checkpoint_every": 20}
     file = folder / "run.toml"
     file.write_text(config.to_toml(config.Settings.model_validate(sections)))
     return file

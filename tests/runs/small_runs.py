@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 
 import numpy as np
 import zarr
 
-from pseudolangevin import config
-from pseudolangevin.config import Settings
+from pseudolangevin.runs import config
+from pseudolangevin.runs.config import Settings
 
 SMALL_RUN = """
 temperatures = [1e-3, 2e-3]
@@ -29,6 +28,7 @@ output_activation = "identity"
 [potential]
 weight_decay = 1.0
 [sampler]
+name = "pseudo_langevin"
 batch_size = 10
 refresh_every = 40
 warmup_refreshes = 0
@@ -38,7 +38,7 @@ variance_max_batches = 8
 kind = "random"
 [recording]
 keep_weights_every = 4
-checkpoint_every = 3
+checkpoint_every = 30
 """
 
 
@@ -50,30 +50,23 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
     """Every array of a Zarr group."""
     group = zarr.open_group(path, mode="r", use_consolidated=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a file that a killed process left is no array, and is said to be none
+        warnings.simplefilter("ignore")  # a file that a killed process left is no array, which Zarr warns of
         return {name: np.asarray(array[...]) for name, array in group.arrays()}
 
 
 def assert_same_run(left: Path, right: Path) -> None:
-    """Traces, kept weights and losses are equal to the bit."""
+    """Traces and kept weights are equal to the bit."""
     assert (left / "committed.json").read_text() == (right / "committed.json").read_text()
     for store in ("trace.zarr", "weights.zarr"):
         ours, theirs = arrays_of(left / store), arrays_of(right / store)
         assert ours.keys() == theirs.keys()
-        for name, array in ours.items():
-            assert array.dtype == theirs[name].dtype
+        for name in ours.keys() - {"seconds"}:
+            assert ours[name].dtype == theirs[name].dtype
+            text = ours[name].dtype.kind in "OT"
             same = (
-                array.tolist() == theirs[name].tolist()
-                if name == "layer"
-                else array.tobytes() == theirs[name].tobytes()
+                ours[name].tolist() == theirs[name].tolist() if text else ours[name].tobytes() == theirs[name].tobytes()
             )
             assert same, f"{store}/{name} differs"
-    for one, other in zip(metrics_of(left), metrics_of(right), strict=True):
-        assert (one["step"], one["loss"], one["status"]) == (other["step"], other["loss"], other["status"])
-
-
-def metrics_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 def snapshot(path: Path) -> dict[str, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin import config
-from pseudolangevin.config import ConfigError
-from pseudolangevin.config.build import build
-from pseudolangevin.config.settings import NOT_IN_FILES, SAMPLERS
+from pseudolangevin.runs import config
+from pseudolangevin.runs.build import build
+from pseudolangevin.runs.config import CHOICES, ConfigError
+from pseudolangevin.samplers import SAMPLERS
 
 REQUIRED = {
     "naive_pseudo_langevin": "time_step = 0.1",
@@ -31,33 +31,45 @@ def test_default_is_the_papers_small_network():
     assert sum((a + 1) * b for a, b in pairwise(sizes)) == 11_160
     assert settings.task.num_train == 55_800
     assert settings.potential.weight_decay == 10.0611
-    assert settings.sampler.name == "pseudo_langevin"
+    assert settings.sampler.name == next(iter(SAMPLERS))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_every_sampler_with_the_defaults_of_its_function(name):
+def test_every_sampler_has_its_own_settings_and_defaults(name):
     settings = config.parse(f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, "")}')
-    for argument, parameter in inspect.signature(getattr(pl, name)).parameters.items():
-        if argument not in NOT_IN_FILES and parameter.default is not inspect.Parameter.empty:
-            assert getattr(settings.sampler, argument) == parameter.default
+    fields = {field.name: field for field in dataclasses.fields(SAMPLERS[name])}
+    shown = type(settings.sampler).model_fields
+    assert set(shown) - {"name"} <= set(fields)
+    assert all(field.description for key, field in shown.items() if key != "name")
+    for key in set(shown) - {"name"}:
+        if fields[key].default is not dataclasses.MISSING:
+            assert getattr(settings.sampler, key) == fields[key].default
     assert config.parse(config.to_toml(settings)) == settings
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_every_sampler_is_built(name):
     batch_size = "batch_size = 4" if name == "adam" else ""
-    experiment = build(
-        config.parse(TINY + f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, batch_size)}\n[start]\nbatch_size = 4\n')
-    )
-    assert experiment.plan.sampler.name == name
+    text = TINY + f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, batch_size)}\n[start]\nkind = "random"\n'
+    assert build(config.parse(text)).run.sampler.name == name
 
 
 def test_printed_configuration_explains_itself_and_round_trips():
     text = config.to_toml(config.parse("", ['start.kind="file"', 'start.file="a \\"b\\"\\\\c\\u007f\\t.npz"']))
     assert config.parse(text).start.file == 'a "b"\\c\x7f\t.npz'
     entries = [line for line in text.splitlines() if " =" in line]
-    assert any(line.startswith("# batch_size =") for line in entries)  # unset, and said to be
-    assert "temperature_ratio = 0.01  # 𝒯" in text
+    assert any(line.startswith("# batch_size =") for line in entries)  # unset
+    for section, choices in CHOICES.items():
+        assert f"one of {', '.join(choices)}" in text.replace("\n# ", " "), section
+    assert "one of relu, identity" in text
+    assert set(text) - {chr(code) for code in range(128)} <= set("±²")
+
+
+def test_the_interval_between_records_follows_num_steps_when_a_printed_configuration_is_edited():
+    settings = config.parse("")
+    text = config.to_toml(settings, to_edit=True)
+    assert config.parse(text) == settings
+    assert f"\n# record_every = {settings.record_every} " in text
+    shorter = text.replace(f"\nnum_steps = {settings.num_steps} ", "\nnum_steps = 360 ")
+    assert config.parse(shorter).record_every == 9
+    given = config.parse("num_steps = 90000\nrecord_every = 90000")
+    assert "\nrecord_every = 90000 " in config.to_toml(given, to_edit=True)
 
 
 def test_weight_decay_by_tensor():
@@ -66,7 +78,7 @@ def test_weight_decay_by_tensor():
     assert settings.potential.weight_decay == {"*.bias": 0.0, "*": 5.0}
     assert config.parse(config.to_toml(settings)) == settings
     experiment = build(settings)
-    stiffness = experiment.plan.sampler.potential.stiffness(experiment.weights_shape)
+    stiffness = experiment.run.sampler.potential.stiffness(experiment.weights_shape)
     assert stiffness == {"layer1": {"kernel": 0.5, "bias": 0.0}}
     with pytest.raises(ConfigError, match=r"no pattern for layer1\.kernel"):
         build(config.parse(text.replace('"*" = 5.0', '"layer1.bias" = 5.0')))
@@ -81,11 +93,11 @@ def test_overrides():
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "records"),
-    [(600_000, 40), (1_000_000, 50), (750_000, 50), (20_000, 40), (12_345, 15), (250, 50), (7, 7)],
+    ("num_steps", "every"), [(600_000, 15_000), (1_000_003, 15_000), (20_000, 500), (12_345, 308), (250, 6), (7, 1)]
 )
-def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
-    assert config.parse(f"num_steps = {num_steps}").num_records == records
+def test_records_are_far_apart_unless_the_run_is_short(num_steps, every):
+    settings = config.parse(f"num_steps = {num_steps}")
+    assert (settings.record_every, settings.num_records) == (every, num_steps // every)
 
 
 @pytest.mark.parametrize(
@@ -93,32 +105,29 @@ def test_records_are_far_apart_unless_the_run_is_short(num_steps, records):
     [
         ("[sampler]\nbatchsize = 3", r"sampler.batchsize = 3: unknown key; did you mean sampler.batch_size\?"),
         ("batch_size = 4", r"batch_size = 4: unknown key; did you mean sampler.batch_size\?"),
-        ("[network]\nnum_steps = 4", r"network.num_steps = 4: unknown key; did you mean start.num_steps\?"),
-        ("[network]\nqqq = 4", "network.qqq = 4: unknown key; remove it; known here: sizes, output_activation"),
-        ("[sampler]\nname = 'adm'", r"sampler.name = 'adm': unknown; did you mean 'adam'\?"),
+        ("[network]\nnum_steps = 4", r"network.num_steps = 4: unknown key; did you mean num_steps\?"),
+        ("[network]\nqqq = 4", "network.qqq = 4: unknown key; see `pseudolangevin sample --print-config`"),
+        ("[sampler]\nname = 'adm'", r"sampler.name = 'adm': unknown; did you mean adam\?"),
         (
-            "[sampler]\nname = 'adam'\nmass_floor = 0.1\nmasses_per = 'row'",
-            "sampler.mass_floor, masses_per: not known to name = 'adam'; remove, or choose another name",
+            "[sampler]\nname = 'adam'\nmass_floor = 0.1",
+            "sampler.mass_floor: not a setting of name = 'adam'; remove it, or choose another name",
         ),
         ("sampler = 3", "sampler = 3: must be a table"),
-        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^\[sampelr\]: unknown section; did you mean \[sampler\]\?$"),
-        ("[wheels]\nround = true", r"^\[wheels\]: unknown section; known sections: \[task\], \[network\], "),
-        ("num_steps = true", "num_steps = True: must be an integer"),
-        ("num_steps = 250\nrecord_every = 200", "not a multiple of record_every = 200.*use num_steps = 400"),
-        ("num_steps = 10007", "num_steps = 10007 has no divisor near 250.*use num_steps = 10000, or give record_every"),
-        ("temperatures = [1e-5, -1.0]", r"temperatures = -1.0 is not positive; exp\(−U/T\) needs T > 0"),
-        ("temperatures = [1e300]", "beyond single precision"),
-        ("temperatures = [1e-5, 1e-5]", "repeats a value; use num_chains"),
-        ("temperatures = [1.0]\n[sampler]\nname = 'adam'", "adam has no temperature; leave the key out"),
+        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^\[sampelr\]: unknown section; did you mean sampler\?$"),
+        ("[wheels]\nround = true", r"^\[wheels\]: unknown section; choose one of task, network, "),
+        ("num_steps = true", "num_steps = True: must be a valid integer; it is: steps of every chain"),
+        ("num_steps = 150\nrecord_every = 200", "num_steps = 150 with record_every = 200 gives 0 records"),
+        ("temperatures = [1e-5, nan]", r"temperatures\[1\] = nan: must be a finite number"),
         ("[sampler]\nname = 'full_batch_langevin'", "sampler.time_step is missing"),
-        ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': not a precision; use"),
+        ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': must be 'default', 'high'"),
         ("[sampler]\nvariance_max_batches = 100000000000000000000", "must be less than or equal to 2147483647"),
-        ("[potential]\nweight_decay = nan", "potential.weight_decay = nan: must be finite"),
-        ("[potential]\nweight_decay = -1", "potential.weight_decay = -1: must be at least 0"),
-        ("[potential]\nweight_decay = 'big'", "potential.weight_decay = 'big': must be a number, or a table"),
-        ("[potential]\nweight_decay = {'*' = -1}", "'\\*' must be at least 0"),
-        ("record_every = 1\nnum_steps = 20000000", "20000000 records are more than.*raise record_every"),
-        ("[task]\nkind = 'files'\ninputs = 'x.npy'", "inputs and targets come together"),
+        ("[potential]\nweight_decay = nan", "potential.weight_decay = nan: must be a finite number of at least 0"),
+        ("[potential]\nweight_decay = -1", "potential.weight_decay = -1: must be a finite number of at least 0"),
+        ("[potential]\nweight_decay = 'big'", "potential.weight_decay = 'big': must be a finite number"),
+        ("[potential]\nweight_decay = {'*' = -1}", "must be a finite number of at least 0, or a table"),
+        ("[potential]\nweight_decay = {}", "must be a finite number of at least 0, or a table"),
+        ("record_every = 1\nnum_steps = 20000000", "gives 20000000 records; choose 1 to 10000000"),
+        ("[task]\nkind = 'files'\ninputs = 'x.npy'", "task: give either file = .*, or inputs = "),
         ("x", "is not valid TOML"),
     ],
 )
@@ -144,22 +153,31 @@ def test_bad_overrides(override):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[task]\nnum_train = 2000000000\ndimension = 2000000000", "need about .* GB and this machine has"),
+        ("[task]\nnum_train = 2000000000\ndimension = 2000000000", "need about .* GB, and this machine has"),
         ("[network]\nsizes = [100, 2000000000, 10]", "network.sizes, num_chains and temperatures need about"),
-        (TINY + "[sampler]\ntemperature_ratio = 0.7", "sampler: temperature_ratio = 0.7 exceeds"),
+        (
+            TINY + "[sampler]\nname = 'pseudo_langevin'\ntemperature_ratio = 0.7",
+            "sampler: temperature_ratio = 0.7 exceeds",
+        ),
+        ("temperatures = [1e-5, -1.0]\n" + TINY, r"^temperatures = -1.0 is not positive; exp\(-U/T\) needs T > 0"),
+        ("temperatures = [1e300]\n" + TINY, "beyond single precision"),
+        ("temperatures = [1e-5, 1e-5]\n" + TINY, "repeats a value; use num_chains"),
+        (
+            "temperatures = [1.0]\n" + TINY + "[sampler]\nname = 'adam'\nbatch_size = 4",
+            "adam has no temperature; leave it out",
+        ),
         (TINY + "[sampler]\nbatch_size = 41", "sampler: batch_size = 41 must be an integer between 2 and 40"),
         (
             TINY.replace("[4, 2]", "[5, 2]"),
-            "task and network: an input has 4 components and the network takes 5; make",
+            r"task and network: .*an input has shape \(4,\) and the network takes 5 components; change",
         ),
         (TINY.replace("[4, 2]", "[4, 1]"), "label 1, out of range for 1 outputs"),
-        (TINY + "[recording]\nobserve_examples = 41", "recording: observe_examples = 41"),
-        (TINY + "[start]\nbatch_size = 400", "start: batch_size = 400"),
+        (TINY + "[recording]\nobserve_examples = 41", "^observe_examples = 41"),
         ("[task]\nkind = 'files'\nfile = '/no/such.npz'", "task: /no/such.npz cannot be read: No such file"),
         (TINY + "[start]\nkind = 'file'\nfile = '/no/such.npz'", "start.file: /no/such.npz cannot be read: No such"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_before_anything_runs(text, line):
+def test_what_does_not_fit_together_is_rejected_before_anything_runs(text, line):
     with pytest.raises(ConfigError, match=line):
         build(config.parse(text + ("" if "[start]" in text else "\n[start]\nkind = 'random'")))
 
@@ -182,7 +200,7 @@ class TestOwnData:
 
     def test_files_relative_to_the_configuration(self, tmp_path, data):
         text = "file = 'train.npz'\ntest_inputs = 'x.npy'\ntest_targets = 'y.npy'"
-        plan = build(self.settings(tmp_path, text)).plan
+        plan = build(self.settings(tmp_path, text)).run
         assert np.array_equal(plan.sampler.dataset.inputs, data[0])
         assert np.array_equal(plan.sampler.dataset.targets, data[1])
         assert plan.test is not None
@@ -192,20 +210,20 @@ class TestOwnData:
         np.save(tmp_path / "x.npy", np.array([{"a": 1}], object), allow_pickle=True)
         np.savez(tmp_path / "train.npz", inputs=np.array([print], object), targets=np.zeros(1))
         for text in ("inputs = 'x.npy'\ntargets = 'y.npy'", "file = 'train.npz'"):
-            with pytest.raises(ConfigError, match=r"not a sound .* file of plain numbers"):
+            with pytest.raises(ConfigError, match=r"not a valid .* file of plain numbers"):
                 build(self.settings(tmp_path, text))
 
     @pytest.mark.parametrize(
         ("text", "line"),
         [
-            ("file = 'x.npy'", "holds one array"),
+            ("file = 'x.npy'", "must have the arrays inputs and targets; it has one array"),
             ("inputs = 'train.npz'\ntargets = 'y.npy'", "is an .npz archive"),
             ("inputs = 'x.npy'\ntargets = 'train.toml'", "cannot be read"),
-            ("inputs = 'x.npy'\ntargets = 'run.toml'", "not a sound"),
+            ("inputs = 'x.npy'\ntargets = 'run.toml'", "not a valid"),
             ("inputs = 'y.npy'\ntargets = 'y.npy'", "task and network"),
-            ("file = 'other.npz'", "has no array 'inputs'"),
-            ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a sound"),
-            ("file = 'cut.npz'", "not a sound"),
+            ("file = 'other.npz'", "must have the arrays inputs and targets; it has \\['a'\\]"),
+            ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a valid"),
+            ("file = 'cut.npz'", "not a valid"),
             ("file = '.'", "cannot be read"),
         ],
     )
@@ -228,7 +246,7 @@ class TestOwnData:
         assert np.array_equal(weights["layer1"]["kernel"], kernel)
         np.savez(tmp_path / "start.npz", kernel=kernel)
         with pytest.raises(
-            ConfigError, match=r"start.file: .* must hold exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
+            ConfigError, match=r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
         ):
             experiment.starting_weights()
         build(experiment.settings, check_start=False)  # a run that has begun
@@ -237,14 +255,19 @@ class TestOwnData:
     def test_starts_of_the_right_shapes(self, tmp_path, data, leading):
         experiment = build(self.starting_from(tmp_path, leading, leading))
         assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
-        experiment.plan.init(experiment.starting_weights(), 0)
+        experiment.run.start(experiment.starting_weights(), 0)
 
     @pytest.mark.parametrize(
         ("kernel", "bias", "dtype", "line"),
         [
-            (None, None, float, "must hold exactly the arrays"),
-            ((), (), int, "has dtype int32"),
-            ((3, 2), (3, 2), float, r"layer1.bias has shape \(3, 2, 2\); this network's is \(2,\).*network.sizes"),
+            (None, None, float, "must have exactly the arrays"),
+            ((), (), int, "has dtype int"),
+            (
+                (3, 2),
+                (3, 2),
+                float,
+                r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*network.sizes",
+            ),
             ((2,), (2,), float, "layer1.bias has shape"),
             ((2, 2), (), float, "layer1.kernel has shape"),
             ((), (2, 2), float, "layer1.kernel has shape"),
@@ -252,7 +275,7 @@ class TestOwnData:
             (5, (), float, r"layer1.kernel has shape \(4, 5\)"),
         ],
     )
-    def test_bad_starts_are_refused_before_anything_runs(self, tmp_path, data, kernel, bias, dtype, line):
+    def test_bad_starts_are_rejected_before_anything_runs(self, tmp_path, data, kernel, bias, dtype, line):
         with pytest.raises(ConfigError, match=rf"^start\.file: .*{line}"):
             build(self.starting_from(tmp_path, kernel, bias, dtype))
 
@@ -281,13 +304,13 @@ def test_each_chain_starts_for_itself_and_adam_trains_it():
     experiment = build(config.parse(text))
     for chain in range(2):
         before, after = (jax.tree.map(lambda w, c=chain: w[0, c], start) for start in (random, trained))
-        energy, batch = experiment.plan.sampler.potential.energy, experiment.plan.sampler.dataset.batch
+        energy, batch = experiment.run.sampler.potential.energy, experiment.run.sampler.dataset.batch
         assert energy(after, batch) < energy(before, batch)
 
 
 def test_starts_with_a_dead_class_are_passed_over():
     text = TINY + "[start]\nnum_steps = 50\nbatch_size = 10\nlearning_rate = 0.01\ncandidates = 1\nseed = 1\n"
-    with pytest.warns(pl.DeadClassWarning, match="raise start.candidates"):
+    with pytest.warns(pl.DeadClassWarning, match="raise candidates"):
         build(config.parse(text, ["num_chains=6"])).starting_weights()
     build(
         config.parse(text, ["num_chains=3", "start.candidates=8"])

@@ -1,0 +1,39 @@
+"""One compiled program for all tests of run folders, and one finished run to copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pseudolangevin.runs import session
+from pseudolangevin.runs.build import Experiment, build
+from pseudolangevin.runs.config import Settings
+
+from .small_runs import small_settings
+
+_built: dict[str, Experiment] = {}
+
+
+def build_once(settings: Settings, **how: bool) -> Experiment:
+    """Build an experiment; equal settings share their compiled programs."""
+    key = settings.model_dump_json(exclude={"num_steps", "record_every", "recording"})
+    if key not in _built:
+        _built[key] = build(settings, **how)
+    return Experiment(settings, _built[key].network, _built[key].run)
+
+
+@pytest.fixture(autouse=True)
+def _share_programs(monkeypatch):
+    monkeypatch.setattr(session, "build", build_once)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """The small run, uninterrupted. Copy it before changing it."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "build", build_once)
+        outcome = session.start(small_settings(), path, progress=False)
+    assert outcome.step == outcome.num_steps == 400
+    return path

@@ -1,0 +1,374 @@
+"""What a run leaves on disk, that it is read back as what `sample` returns, and what stays the same when it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+import pseudolangevin as pl
+from pseudolangevin import chains, placement
+from pseudolangevin.runs import config, session
+from pseudolangevin.runs.build import build
+from pseudolangevin.runs.config import ConfigError, Settings
+from pseudolangevin.runs.folder import RunFolderError
+from pseudolangevin.runs.store import Checkpoints, Writer
+
+from .conftest import build_once
+from .small_runs import arrays_of, assert_same_run, small_settings, snapshot
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_load_equals_sample(finished):
+    experiment = build_once(small_settings())
+    settings = experiment.settings
+    sampled = pl.sample(
+        experiment.run.sampler,
+        experiment.starting_weights(),
+        temperatures=settings.temperatures,
+        num_chains=settings.num_chains,
+        num_steps=settings.num_steps,
+        record_every=settings.record_every,
+        key=settings.seed,
+        test=experiment.run.test,
+        keep_weights_every=settings.recording.keep_weights_every,
+    )
+    loaded = pl.load(finished)
+    xr.testing.assert_identical(loaded.trace, sampled.trace)
+    for one, other in [(loaded.weights, sampled.weights), (loaded.samples, sampled.samples)]:
+        assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
+        assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    assert repr(loaded.sampler) == repr(sampled.sampler)
+    assert loaded.num_weights == sampled.num_weights
+    assert str(jax.tree.structure(loaded.states)) == str(jax.tree.structure(sampled.states))
+    assert np.array_equal(jax.random.key_data(loaded.states.key), jax.random.key_data(sampled.states.key))
+    assert pl.load(finished, samples=False).samples is None
+
+
+def test_the_folder_describes_the_run(finished):
+    assert config.read(finished / "config.toml") == small_settings()
+    noted = json.loads((finished / "provenance.json").read_text())
+    assert noted["versions"]["jax"] == jax.__version__
+    assert (noted["seed"], noted["backend"], noted["resumed"]) == (5, "cpu", [])
+    assert len(noted["data_sha256"]) == len(noted["settings_sha256"]) == 64
+    assert "started" in (finished / "log.txt").read_text()
+    assert (finished / "lock").read_text() == ""
+    names = [f"{step:010d}.{kind}" for step in (360, 390, 400) for kind in ("npz", "sha256")]
+    assert sorted(file.name for file in (finished / "checkpoints").iterdir()) == names
+
+
+def test_traces_and_kept_weights_open_with_xarray(finished):
+    with xr.open_zarr(finished / "trace.zarr", chunks=None) as trace:
+        assert trace["loss"].dims == ("temperature", "chain", "draw")
+        assert trace["loss"].attrs["label"] == "loss"
+        assert trace["step"].values.tolist() == list(range(10, 401, 10))
+        assert (np.diff(trace["seconds"].values) >= 0).all()
+        assert trace["layer"].values.tolist() == ["bias", "kernel"]
+    with xr.open_zarr(finished / "weights.zarr", chunks=None) as kept:
+        assert kept["layer1.kernel"].dims[:3] == ("temperature", "chain", "kept_draw")
+        assert kept["layer1.kernel"].shape == (2, 2, 10, 6, 3)
+        assert kept["step"].values.tolist() == list(range(40, 401, 40))
+        assert np.isfinite(kept["layer1.bias"].values).all()
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_a_running_trace_opens_with_xarray(tmp_path, monkeypatch, consolidated):
+    """Beyond the number of committed records there is nothing but NaN and status -1."""
+    add, seen = Writer.add, []
+
+    def look(self: Writer, record, kept):
+        add(self, record, kept)
+        committed = json.loads((tmp_path / "run" / "committed.json").read_text())["records"]
+        with xr.open_zarr(tmp_path / "run" / "trace.zarr", chunks=None, consolidated=consolidated) as trace:
+            seen.append(committed)
+            assert trace.sizes["draw"] == 12
+            assert np.isfinite(trace["loss"].values[:, :, :committed]).all()
+            assert (trace["status"].values[:, :, :committed] == 0).all()
+            assert np.isnan(trace["loss"].values[:, :, committed:]).all()
+            assert (trace["status"].values[:, :, committed:] == -1).all()
+
+    monkeypatch.setattr(Writer, "add", look)
+    session.start(small_settings("num_steps=120"), tmp_path / "run", progress=False)
+    assert {3, 6, 9} <= set(seen)
+
+
+def test_kept_weights_in_half_precision(tmp_path, finished):
+    session.start(small_settings("num_steps=80", "recording.weights_dtype=float16"), tmp_path / "run", progress=False)
+    half, full = arrays_of(tmp_path / "run" / "weights.zarr"), arrays_of(finished / "weights.zarr")
+    assert half["layer1.bias"].dtype == np.float16
+    assert np.array_equal(half["layer1.bias"], full["layer1.bias"][:, :, :2].astype(np.float16))
+
+
+def test_an_existing_run_is_not_overwritten(finished, tmp_path):
+    with pytest.raises(RunFolderError, match="already contains a run"):
+        session.start(small_settings(), finished, progress=False)
+    (tmp_path / "diary.txt").write_text("dear diary")
+    with pytest.raises(RunFolderError, match=r"not empty.*diary"):
+        session.start(small_settings(), tmp_path, progress=False)
+    with pytest.raises(RunFolderError, match="cannot be made"):
+        session.start(small_settings(), tmp_path / "diary.txt" / "run", progress=False)
+
+
+def test_load_before_the_first_record(copy):
+    (copy / "committed.json").unlink()
+    with pytest.raises(RunFolderError, match="no records yet"):
+        pl.load(copy)
+
+
+def test_load_while_the_run_goes_on(tmp_path, monkeypatch):
+    """Records that are written while `load` builds fit the checkpoint that it then finds."""
+    path = tmp_path / "run"
+    session.start(small_settings("num_steps=200"), path, progress=False)
+
+    def build_slowly(settings, **how):
+        monkeypatch.setattr(session, "build", build_once)
+        session.resume(path, ["num_steps=400"], progress=False)
+        return build_once(settings, **how)
+
+    monkeypatch.setattr(session, "build", build_slowly)
+    result = pl.load(path)
+    assert result.trace.sizes["draw"] == 40
+    assert np.all(np.asarray(result.states.step) == 400)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_first_process_shows_progress_also_of_the_training(tmp_path, monkeypatch, first):
+    shown, bar = [], chains.progress_bar
+
+    def note(*arguments, show, **more):
+        shown.append(show)
+        return bar(*arguments, show=False, **more)
+
+    monkeypatch.setattr(chains, "progress_bar", note)
+    monkeypatch.setattr(placement, "is_first", lambda: first)
+    start = "start={kind='adam', num_steps=10, batch_size=10, candidates=1}"
+    session.start(small_settings("num_steps=20", start), tmp_path / "run", progress=True)
+    assert shown == [first, first]
+
+
+def test_memory_does_not_grow_with_the_number_of_records(tmp_path, monkeypatch):
+    """After every record the writer has the same number of array bytes, however many came before."""
+    held: list[int] = []
+    add = Writer.add
+
+    def measure(self: Writer, record, kept):
+        add(self, record, kept)
+        stores = [self._trace, self._weights]
+        pending = [array.nbytes for store in stores if store for draw in store._pending for array in draw.values()]
+        held.append(sum(pending) + sum(int(array.nbytes) for array in jax.live_arrays()))
+
+    monkeypatch.setattr(Writer, "add", measure)
+    settings = small_settings("num_steps=6000", "recording.checkpoint_every=1000")
+    session.start(settings, tmp_path / "run", progress=False)
+    assert len(held) == 600
+    assert max(held[300:]) <= 1.02 * max(held[:300])
+
+
+def test_a_run_may_end_between_records(tmp_path, finished):
+    path = tmp_path / "run"
+    assert session.start(small_settings("num_steps=125"), path, progress=False).step == 125
+    assert pl.load(path).trace.sizes["draw"] == 12
+    assert np.all(np.asarray(pl.load(path).states.step) == 125)
+    assert session.resume(path, ["num_steps=400"], progress=False).step == 400
+    assert_same_run(path, finished)
+
+
+def test_extending_past_a_file_of_records(tmp_path):
+    for name, steps in [("whole", [1500]), ("parts", [1200, 1350, 1500])]:
+        settings = small_settings(f"num_steps={steps[0]}", "recording.checkpoint_every=400")
+        session.start(settings, tmp_path / name, progress=False)
+        for more in steps[1:]:
+            session.resume(tmp_path / name, [f"num_steps={more}"], progress=False)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_step_is_saved_once(tmp_path, monkeypatch):
+    saved, save = [], Checkpoints.save
+
+    def note(self, at, states):
+        saved.append(at.step)
+        save(self, at, states)
+
+    monkeypatch.setattr(Checkpoints, "save", note)
+    session.start(small_settings("num_steps=60"), tmp_path / "run", progress=False)
+    assert saved == [0, 30, 60]
+    session.resume(tmp_path / "run", ["num_steps=100"], progress=False)
+    assert saved == [0, 30, 60, 90, 100]
+
+
+def test_resuming_a_finished_run_changes_nothing(copy, finished):
+    before = snapshot(copy)
+    for overrides in (["num_steps=400"], []):
+        outcome = session.resume(copy, overrides, progress=False)
+        assert outcome.nothing_to_do
+        assert outcome.summary == "the run already has 400 steps; there is nothing to do"
+    assert {name for name, content in snapshot(copy).items() if content != before[name]} == {"log.txt"}
+
+
+def test_only_some_settings_may_change(copy):
+    before = snapshot(copy)
+    with pytest.raises(ConfigError, match=r"keeps its seed; only num_steps"):
+        session.resume(copy, ["seed=3"])
+    with pytest.raises(ConfigError, match="below the 400 steps already done"):
+        session.resume(copy, ["num_steps=100"])
+    assert snapshot(copy) == before
+    text = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(text.replace("seed = 5", "seed = 6"))
+    with pytest.raises(RunFolderError, match="was changed since the run began"):
+        session.resume(copy)
+
+
+def test_chains_that_stop_are_counted_and_logged(tmp_path):
+    settings = tomllib.loads(config.to_toml(small_settings()))
+    settings |= {"sampler": {"name": "adam", "batch_size": 10, "learning_rate": 1e38}, "num_steps": 40}
+    del settings["temperatures"]
+    with pytest.warns(pl.ChainStoppedWarning):
+        outcome = session.start(Settings.model_validate(settings), tmp_path / "run", progress=False)
+    assert outcome.stopped_chains == 2
+    assert "became non-finite" in (tmp_path / "run" / "log.txt").read_text()
+    assert session.resume(tmp_path / "run", ["num_steps=60"], progress=False).stopped_chains == 2
+
+
+class TestFiles:
+    """A run whose data and start are files."""
+
+    @pytest.fixture
+    def settings(self, tmp_path, monkeypatch) -> Settings:
+        monkeypatch.setattr(session, "build", build)
+        rng = np.random.default_rng(0)
+        inputs, targets = rng.normal(size=(40, 6)).astype(np.float32), rng.integers(0, 3, 40)
+        np.savez(tmp_path / "data.npz", inputs=inputs, targets=targets)
+        start: Any = {"layer1.kernel": rng.normal(size=(6, 3)).astype(np.float32), "layer1.bias": np.zeros(3)}
+        np.savez(tmp_path / "start.npz", **start)
+        return Settings.model_validate(
+            {
+                "num_steps": 20,
+                "record_every": 10,
+                "task": {"kind": "files", "file": str(tmp_path / "data.npz")},
+                "network": {"sizes": [6, 3]},
+                "sampler": {"name": "adam", "batch_size": 10},
+                "start": {"kind": "file", "file": str(tmp_path / "start.npz")},
+            }
+        )
+
+    def test_other_data_are_rejected(self, tmp_path, settings):
+        session.start(settings, tmp_path / "run", progress=False)
+        with np.load(tmp_path / "data.npz") as data:
+            inputs, targets = data["inputs"], data["targets"]
+        inputs[7, 3] += 1
+        np.savez(tmp_path / "other.npz", inputs=inputs, targets=targets)
+        with pytest.raises(RunFolderError, match="the data are not those"):
+            session.resume(tmp_path / "run", ["num_steps=40", f"task.file={tmp_path / 'other.npz'}"])
+        (tmp_path / "other.npz").rename(tmp_path / "data.npz")
+        with pytest.raises(RunFolderError, match="the data are not those"):
+            session.resume(tmp_path / "run", ["num_steps=40"])
+
+    def test_files_may_move(self, tmp_path, settings):
+        """The start is not needed any more; the new path of the data is given in config.toml or as an override."""
+        path = tmp_path / "run"
+        session.start(settings, path, progress=False)
+        (tmp_path / "start.npz").unlink()
+        (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
+        with pytest.raises(ConfigError, match=r"data.npz cannot be read"):
+            session.resume(path, ["num_steps=40"])
+        text = (path / "config.toml").read_text()
+        (path / "config.toml").write_text(text.replace("data.npz", "moved.npz"))
+        assert session.resume(path, ["num_steps=40"], progress=False).step == 40
+        (tmp_path / "moved.npz").rename(tmp_path / "again.npz")
+        assert session.resume(path, ["num_steps=60", "task.file=../again.npz"], progress=False).step == 60
+        assert config.read(path / "config.toml").task.file == str(path / "../again.npz")
+        assert pl.load(path).trace.sizes["draw"] == 6
+
+    def test_a_bad_start_leaves_no_folder(self, tmp_path, settings):
+        (tmp_path / "start.npz").unlink()
+        with pytest.raises(ConfigError, match=r"^start.file: .*start.npz cannot be read: No such file"):
+            session.start(settings, tmp_path / "run", progress=False)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_start_that_went_missing_can_be_put_right(self, tmp_path, settings, monkeypatch):
+        """Before the first record the start is needed, and resuming reads it from its new path."""
+        path = tmp_path / "run"
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, "create", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                session.start(settings, path, progress=False)
+        (tmp_path / "start.npz").rename(tmp_path / "moved.npz")
+        with pytest.raises(ConfigError, match=r"^start.file: .* cannot be read"):
+            session.resume(path, progress=False)
+        assert session.resume(path, [f"start.file={tmp_path / 'moved.npz'}"], progress=False).step == 20
+
+
+BUSY = """
+import sys, time
+import numpy as np
+from pseudolangevin.runs.session import stop_on_signals
+
+with stop_on_signals() as asked:
+    print("begun", flush=True)
+    if sys.argv[1] == "deaf":  # matrix products that Python cannot interrupt
+        matrix = np.ones((6000, 6000))
+        while True:
+            matrix @ matrix
+            matrix @ matrix
+    while not asked():
+        time.sleep(0.01)
+print("ended", flush=True)
+"""
+
+
+def begun(how: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUSY, how]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def test_one_signal_is_answered_at_once_and_requests_a_stop() -> None:
+    process = begun("listening")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "ended\n", session.STOPPING + "\n")
+
+
+def test_two_signals_end_a_process_that_is_in_compiled_code() -> None:
+    process = begun("deaf")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert process.stderr.readline() == session.STOPPING + "\n"  # while the product is computed
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert session.ENDED in err
+
+
+def test_a_stop_while_the_start_is_trained(tmp_path, monkeypatch):
+    starting = session.Experiment.starting_weights
+
+    def interrupt(self, on_pause, progress):
+        os.kill(os.getpid(), signal.SIGINT)
+        return starting(self, on_pause, progress)
+
+    start = "start={kind='adam', num_steps=10, batch_size=10, candidates=1}"
+    with monkeypatch.context() as patch:
+        patch.setattr(session.Experiment, "starting_weights", interrupt)
+        outcome = session.start(small_settings("num_steps=20", start), tmp_path / "run", progress=False)
+    assert (outcome.interrupted, outcome.step) == (True, 0)
+    assert session.resume(tmp_path / "run", progress=False).step == 20

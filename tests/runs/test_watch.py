@@ -1,0 +1,180 @@
+"""The view in the terminal, of runs in every state."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from rich.console import Console
+
+from pseudolangevin.observables import variable
+from pseudolangevin.runs import watch as module
+from pseudolangevin.runs.folder import RunFolderError
+from pseudolangevin.runs.store import read_trace
+from pseudolangevin.runs.watch import render, sparkline, watch
+from pseudolangevin.samplers import Status
+
+CONFIG = 'num_steps = 4000\n[sampler]\nname = "pseudo_langevin"\n[network]\nsizes = [100, 50, 10]\n'
+
+
+def make_trace(temperatures: int = 2, chains: int = 2, draws: int = 80) -> xr.Dataset:
+    """Records every 50 steps, at a speed of 50 steps per second."""
+    rng = np.random.default_rng(0)
+    shape = (temperatures, chains, draws)
+    values = {name: 1 + 0.1 * rng.normal(size=shape) for name in ("loss", "squared_norm", "error", "margin")}
+    grid = 1e-5 * np.arange(1, 2 * temperatures, 2)
+    values["kinetic_temperature"] = grid[:, None, None] * (1 + 0.1 * rng.normal(size=shape))
+    variables = {name: variable(name, array) for name, array in values.items()}
+    variables["status"] = variable("status", np.zeros(shape, np.int32))
+    steps = 50 * (np.arange(draws) + 1)
+    coords = {"temperature": grid, "chain": np.arange(chains), "step": ("draw", steps), "seconds": ("draw", steps / 50)}
+    return xr.Dataset(variables, coords, {"record_every": 50})
+
+
+def write_run(path: Path, trace: xr.Dataset | None = None) -> Path:
+    trace = make_trace() if trace is None else trace
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.toml").write_text(CONFIG)
+    (path / "provenance.json").write_text(json.dumps({"device": "cpu"}))
+    (path / "committed.json").write_text(json.dumps({"records": trace.sizes["draw"], "kept": 0}))
+    trace.to_zarr(path / "trace.zarr", mode="w", consolidated=False)
+    return path
+
+
+def printed(run: Path, width: int = 140) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    watch(run, console=console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_finished_run_is_printed_once(tmp_path):
+    text = printed(write_run(tmp_path / "first"))
+    assert "first  pseudo langevin, 100-50-10, 2 temperature(s) x 2 chain(s), cpu" in text
+    assert "4,000/4,000 steps" in text
+    assert "finished" in text
+    assert "margin" in text  # an observable of the user
+    rows = [line.split() for line in text.splitlines() if line.startswith(("1e-05", "3e-05"))]
+    trace = make_trace()
+    for row, index in zip(rows, range(2), strict=True):
+        last = trace.isel(temperature=index, draw=-1).mean("chain")
+        assert float(row[1]) == pytest.approx(float(last["loss"]), rel=1e-3)
+        kinetic = float(last["kinetic_temperature"] / last["temperature"])
+        assert float(row[4]) == pytest.approx(kinetic, rel=1e-3)
+        assert row[-1] == "ok"
+
+
+def test_a_running_run_shows_speed_and_time_left(tmp_path):
+    run = write_run(tmp_path / "run", make_trace(draws=20))
+    text = printed(run)
+    assert "1,000/4,000 steps" in text
+    assert "50 steps/s" in text
+    assert "1:00 left" in text  # 3000 steps at 50 steps/s
+    assert "finished" not in text
+    console = Console(file=io.StringIO(), width=140)
+    console.print(render(run, quiet_seconds=120)[0])
+    assert isinstance(console.file, io.StringIO)
+    assert "no new record for 2:00" in console.file.getvalue()
+
+
+def test_a_narrow_terminal_keeps_the_digits(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert max(map(len, printed(run, 80).splitlines())) <= 80
+    assert "…" not in printed(run, 80)
+    assert "margin" not in printed(run, 80)
+
+
+def test_stopped_chains_are_shown(tmp_path):
+    trace = make_trace(draws=10)
+    trace["status"][1, 0, 4:] = int(Status.NON_FINITE)
+    trace["loss"][1, 0, 4:] = np.nan
+    assert "1 of 2 stopped: non finite" in printed(write_run(tmp_path / "one", trace))
+    trace["status"][:, 0, 4:] = int(Status.EARLY_STOPPED)
+    text = printed(write_run(tmp_path / "early", trace))
+    assert "ok, 1 of 2 ended early" in text
+    assert "stopped:" not in text
+    trace["status"][...] = int(Status.NON_FINITE)
+    run = write_run(tmp_path / "all", trace)
+    assert "all chains stopped" in printed(run)
+    assert render(run)[2]
+
+
+def test_hundreds_of_temperatures_fit_a_screen(tmp_path):
+    text = printed(write_run(tmp_path / "many", make_trace(temperatures=200, chains=1, draws=3)))
+    assert "and 176 more" in text
+    assert len(text.splitlines()) < 32
+
+
+@pytest.mark.parametrize(
+    "damage", ["config.toml", "provenance.json", "committed.json", "trace.zarr/zarr.json", "trace.zarr/loss/zarr.json"]
+)
+@pytest.mark.parametrize("how", ["gone", "half", "empty"])
+def test_incomplete_and_missing_files(tmp_path, damage, how):
+    run = write_run(tmp_path / "run", make_trace(draws=10))
+    content = (run / damage).read_bytes()
+    (run / damage).unlink()
+    if how != "gone":
+        (run / damage).write_bytes(content[: len(content) // 2 - 3] if how == "half" else b"")
+    assert "run" in printed(run)
+
+
+def test_an_empty_folder_and_no_folder(tmp_path):
+    assert "nothing recorded yet" in printed(tmp_path)
+    with pytest.raises(RunFolderError, match="is not a folder; give"):
+        watch(tmp_path / "nothere")
+
+
+def test_only_committed_records_are_read(tmp_path):
+    run = write_run(tmp_path / "run", make_trace(draws=12))
+    (run / "committed.json").write_text(json.dumps({"records": 9, "kept": 2}))
+    trace, recent = read_trace(run), read_trace(run, last=4)
+    assert trace is not None
+    assert recent is not None
+    assert trace["step"].values.tolist() == list(range(50, 451, 50))
+    assert recent["step"].values.tolist() == [300, 350, 400, 450]
+    assert read_trace(tmp_path) is None
+
+
+def test_the_live_view_follows_a_run_to_its_end(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", make_trace(draws=20))
+    later = write_run(tmp_path / "later")
+
+    def finish(seconds: float) -> None:
+        for name in ("trace.zarr", "committed.json"):
+            shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+            (later / name).rename(run / name)
+
+    monkeypatch.setattr(module.time, "sleep", finish)
+    console = Console(file=io.StringIO(), width=140, force_terminal=True)
+    watch(run, console=console)
+    assert isinstance(console.file, io.StringIO)
+    assert "4,000/4,000" in console.file.getvalue()
+    assert "finished" in console.file.getvalue()
+
+
+def test_once_does_not_wait_and_ctrl_c_returns(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", make_trace(draws=20))
+    waits = []
+
+    def interrupt(seconds: float) -> None:
+        waits.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.time, "sleep", interrupt)
+    watch(run, once=True, console=Console(file=io.StringIO(), width=140, force_terminal=True))
+    assert waits == []
+    watch(run, console=Console(file=io.StringIO(), width=140, force_terminal=True))
+    assert len(waits) == 1
+
+
+def test_sparklines():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0, np.nan, 2.0]) == "▁ █"
+    assert sparkline([5, 5, 5]) == "▁▁▁"
+    assert sparkline([np.nan, np.nan]) == "  "
+    assert len(sparkline(list(range(1000)), 12)) == 12
