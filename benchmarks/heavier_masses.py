@@ -2,7 +2,7 @@
 
     python benchmarks/heavier_masses.py benchmarks/results/heavier-masses.json
 
-The paper's network of 11 160 weights at T = 3e-5, mini-batches of 3 % of the data. Masses go as 1/(1 − c1²) and friction
+The paper's network of 11 160 weights at T = 3e-5, batches of 3 % of the data. Masses go as 1/(1 − c1²) and friction
 as 1 − c1², so that the weights diffuse alike; the error of the time step, (ω·δt)²/4 with ω² = k/M, goes as 1 − c1². All
 runs start from the same equilibrated weights; biases are relative to the smallest ratio with the heaviest masses.
 """

@@ -1,4 +1,4 @@
-"""How much XLA optimises in the tests: little, since most programs run for less time than they take to compile."""
+"""Optimisation by XLA in the tests: little, since most programs run for less time than they take to compile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pseudolangevin import chains
 
 @contextmanager
 def optimized() -> Iterator[None]:
-    """For the few programs that run longer than they compile."""
+    """Optimise the few programs that run longer than they compile."""
     quick = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     try:
@@ -25,13 +25,13 @@ def optimized() -> Iterator[None]:
 
 @contextmanager
 def optimized_steps() -> Iterator[None]:
-    """For runs of many steps: the segments alone, since start, refresh and record run rarely."""
-    advance = chains._advance
+    """Optimise the segments of a long run, and not its start, refreshes and records, which run rarely."""
+    segment = chains._segment
 
-    def optimized_advance(*arguments: Any, **more: Any) -> Any:
+    def optimized_segment(*arguments: Any, **more: Any) -> Any:
         with optimized():
-            return advance(*arguments, **more)
+            return segment(*arguments, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "_advance", optimized_advance)
+        patch.setattr(chains, "_segment", optimized_segment)
         yield

@@ -1,8 +1,7 @@
 """Short chains of every sampler, to compare with those recorded in `fixtures/chains.json`.
 
-`record()` writes them again: call it after `import tests.conftest` (the settings of the compiler matter), and only
-where a change of the chains is intended and stands in
-the changelog.
+`record()` writes them again: call it after `import tests.conftest` (the settings of the compiler matter), and only if a
+change of the chains is intended and listed in the changelog.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FIXTURE = Path(__file__).parent / "fixtures" / "chains.json"
 
 
 def samplers() -> dict[str, tuple[Any, int]]:
-    """Every sampler on a small classifier, and the number of steps."""
+    """Return every sampler on a small classifier, with a number of steps."""
     train, _ = pl.tasks.spin_vectors(
         jax.random.key(0), num_train=400, num_test=10, dimension=6, num_classes=3, flip_probability=0.2
     )
@@ -46,6 +45,12 @@ def samplers() -> dict[str, tuple[Any, int]]:
                 reset_probability=0.5,
                 warmup_refreshes=1,
                 masses_per="row",
+            ),
+            200,
+        ),
+        "balanced_langevin": (
+            pl.balanced_langevin(
+                potential, train, batch_size=40, friction_every=3, friction_batch_size=20, refresh_every=80
             ),
             200,
         ),
@@ -73,7 +78,7 @@ def samplers() -> dict[str, tuple[Any, int]]:
 
 
 def run(name: str) -> dict[str, Any]:
-    """The trace and the final weights of two chains at one or two temperatures."""
+    """Return the trace and the final weights of two chains at one or two temperatures."""
     sampler, num_steps = samplers()[name]
     shapes = pl.models.feedforward((6, 5, 4, 3)).init(jax.random.key(1))
     random = np.random.default_rng(1)  # the same bits on every machine: the noise depends on the bits of the start
@@ -94,7 +99,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 def run_in_double_precision() -> dict[str, Any]:
-    """All of them in a process of its own, where JAX computes in float64."""
+    """Return all chains in float64, computed by another process."""
     code = "import json; from tests.same_chains import *; print(json.dumps({name: run(name) for name in samplers()}))"
     environment = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)

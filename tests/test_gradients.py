@@ -1,4 +1,6 @@
-"""The oracles: exact is exact for any chunk, mini-batches are unbiased, sums are precise."""
+"""Exact sums are exact for any chunk size, mini-batch gradients are unbiased, and compensated sums are precise."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -6,37 +8,44 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin import gradients, trees
+from pseudolangevin import _trees as trees
+from pseudolangevin import gradients
+from pseudolangevin.gradients import Sum, exact_sums
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 333, 1000, 4096])
-def test_the_exact_gradient_is_that_of_the_whole_batch(small_task, chunk_size):
-    oracle = jax.jit(gradients.exact(small_task.potential, chunk_size))
-    got = oracle(jax.random.key(0), small_task.weights, small_task.train)
-    expected = jax.grad(small_task.potential.energy)(small_task.weights, small_task.train.batch)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-7)
+def value(pair: Sum) -> float:
+    return float(pair.high) + float(pair.low)
 
 
-def test_the_exact_gradient_ignores_the_key(small_task):
-    oracle = jax.jit(gradients.exact(small_task.potential, 300))
-    one, other = (trees.ravel(oracle(jax.random.key(k), small_task.weights, small_task.train)) for k in (0, 1))
-    np.testing.assert_array_equal(one, other)
+def exact(values: np.ndarray) -> float:
+    return math.fsum(values.astype(np.float64).ravel())
+
+
+@pytest.mark.parametrize("chunk_size", [1, 333, 4096])
+def test_exact_sums_do_not_depend_on_the_chunk_size(small_task, chunk_size):
+    potential, weights, batch = small_task.potential, small_task.weights, small_task.train.batch
+    sums = jax.jit(lambda w, data: exact_sums(potential, w, data, chunk_size))(weights, small_task.train)
+    expected = jax.grad(potential.energy)(weights, batch)
+    np.testing.assert_allclose(trees.ravel(sums.gradient), trees.ravel(expected), rtol=1e-4, atol=2e-7)
+    loss = np.asarray(potential.per_example_loss(weights, batch), np.float64).mean()
+    assert value(sums.loss) == pytest.approx(loss, rel=3e-7)
+    assert float(sums.error) == pytest.approx(float(potential.per_example_error(weights, batch).mean()))
+    assert not sums.dead_class.any()
 
 
 def test_the_minibatch_gradient_is_unbiased(small_task):
-    oracle = gradients.minibatch(small_task.potential, 16)
-    keys = jax.random.split(jax.random.key(0), 4000)
-
     @jax.jit
     def draws(weights, dataset):
-        return jax.lax.map(lambda key: trees.ravel(oracle(key, weights, dataset)), keys, batch_size=100)
+        def one(key):
+            return trees.ravel(gradients.minibatch_gradient(small_task.potential, weights, dataset.draw(key, 16)))
+
+        return jax.lax.map(one, jax.random.split(jax.random.key(0), 4000), batch_size=100)
 
     drawn = np.asarray(draws(small_task.weights, small_task.train), np.float64)
-    exact = trees.ravel(gradients.exact(small_task.potential)(keys[0], small_task.weights, small_task.train))
+    expected = trees.ravel(exact_sums(small_task.potential, small_task.weights, small_task.train, None).gradient)
     standard_error = drawn.std(axis=0, ddof=1) / np.sqrt(len(drawn))
     noisy = standard_error > 0
-    z = (drawn.mean(axis=0) - np.asarray(exact))[noisy] / standard_error[noisy]
+    z = (drawn.mean(axis=0) - np.asarray(expected))[noisy] / standard_error[noisy]
     assert noisy.sum() > 300
     assert np.abs(z).max() < 4.5  # the largest of 364
     assert abs(np.mean(z**2) - 1) < 0.6  # components are correlated: far fewer than 364 independent numbers
@@ -45,64 +54,81 @@ def test_the_minibatch_gradient_is_unbiased(small_task):
 def test_losses_and_errors_are_summed_as_in_float64():
     rng = np.random.default_rng(0)
     losses = rng.exponential(0.3, 54_321).astype(np.float32)
-    potential = pl.Potential(lambda w, batch: batch[0] * w, per_example_error=lambda w, batch: batch[1] * w)
+    quantities: list = [lambda w, batch: batch[0] * w, lambda w, batch: batch[1] * w]
+    potential = pl.Potential(quantities[0], per_example_error=quantities[1])
     dataset = pl.Dataset(losses, (rng.random(54_321) < 0.1).astype(np.float32))
-    sums = jax.jit(lambda w, data: gradients.exact_sums(potential, w, data, 1000))(jnp.ones(()), dataset)
-    exact = losses.astype(np.float64).mean()
-    measured = float(sums.loss.high) + float(sums.loss.low)
-    # 1/P is itself a float32 number: a constant factor, the same for every energy; beyond it nothing is lost.
+    sums = jax.jit(lambda w, data: exact_sums(potential, w, data, 1000))(jnp.ones(()), dataset)
+    # 1/P is rounded to float32: a constant factor, the same for every energy; beyond it nothing is lost.
     rounded = np.float64(np.float32(1 / 54_321)) * 54_321
-    assert measured == pytest.approx(exact * rounded, rel=1e-11)
-    assert measured == pytest.approx(exact, rel=1e-7)
+    assert value(sums.loss) == pytest.approx(losses.astype(np.float64).mean() * rounded, rel=1e-11)
     assert float(sums.error) == pytest.approx(np.mean(np.asarray(dataset.targets)), rel=1e-6)
-    assert float(sums.gradient) == pytest.approx(exact, rel=1e-5)
-
-
-def test_several_means_in_one_pass_are_those_of_several_passes(small_task):
-    assert small_task.potential.per_example_error is not None
-    quantities = [small_task.potential.per_example_loss, small_task.potential.per_example_error]
-    together = gradients.exact_means(quantities, small_task.weights, small_task.train, 64)
-    for quantity, mean in zip(quantities, together, strict=True):
-        alone = gradients.exact_mean(quantity, small_task.weights, small_task.train, 64)
-        assert float(mean.high) + float(mean.low) == pytest.approx(float(alone.high) + float(alone.low), rel=1e-7)
-
-
-@pytest.mark.parametrize("chunk_size", [64, 1000])
-def test_one_visit_gives_loss_error_and_the_dead_classes(small_task, chunk_size):
-    sums = gradients.exact_sums(small_task.potential, small_task.weights, small_task.train, chunk_size)
-    batch = small_task.train.batch
-    loss = np.asarray(small_task.potential.per_example_loss(small_task.weights, batch), np.float64).mean()
-    assert float(sums.loss.high) + float(sums.loss.low) == pytest.approx(loss, rel=3e-7)
-    error = float(small_task.potential.per_example_error(small_task.weights, batch).mean())
-    assert float(sums.error) == pytest.approx(error)
-    assert sums.dead_class is not None
-    assert not sums.dead_class.any()
+    means = gradients.exact_means(quantities, jnp.ones(()), dataset, 999)
+    assert value(means[0]) == pytest.approx(value(sums.loss), rel=1e-11)
+    assert value(means[1]) == pytest.approx(float(sums.error), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("lowest", "num_positive", "dead"), [(0, 0, True), (0, 1, True), (0, 3, False), (-1, 1, False)]
 )
 def test_a_class_with_a_score_for_hardly_any_example_is_dead(lowest, num_positive, dead):
-    """Only of scores that are nowhere negative: zero is what ReLU leaves of a class that is lost."""
+    """Only scores that are nowhere negative count: zero is the output of ReLU for a class that is lost."""
     scores = np.full((2_000, 2), lowest, np.float32)
     scores[:1_000, 0] = scores[1_990 : 1_990 + num_positive, 1] = 2.0
     potential = pl.classification(lambda w, x: w * x)
-    dataset = pl.Dataset(scores, np.zeros(2_000, np.int32))
-    sums = gradients.exact_sums(potential, jnp.ones(()), dataset, 700)
+    sums = exact_sums(potential, jnp.ones(()), pl.Dataset(scores, np.zeros(2_000, np.int32)), 700)
     assert np.asarray(sums.dead_class).tolist() == [False, dead]
 
 
-def test_without_classes_or_errors_there_is_nothing_to_say():
+def test_a_potential_without_classes_or_errors_has_neither():
     potential = pl.Potential(lambda w, batch: batch[0] * w)
-    sums = gradients.exact_sums(potential, jnp.ones(()), pl.Dataset(np.ones(5), np.ones(5)), 2)
+    sums = exact_sums(potential, jnp.ones(()), pl.Dataset(np.ones(5), np.ones(5)), 2)
     assert sums.dead_class is None
     assert np.isnan(float(sums.error))
 
 
-def test_examples_seen_twice_do_not_leak_nan_or_weight():
-    """The last chunk overlaps the one before; the overlap must count for nothing, in the gradient too."""
+@pytest.mark.parametrize("chunk_size", [2, 3, 4])
+def test_examples_visited_twice_count_once(chunk_size):
+    """The last chunk overlaps the one before."""
     potential = pl.Potential(lambda w, batch: w * batch[0] ** 2)
     dataset = pl.Dataset(np.arange(1.0, 6.0, dtype=np.float32), np.zeros(5))
-    for chunk_size in (2, 3, 4):
-        gradient = gradients.exact(potential, chunk_size)(jax.random.key(0), jnp.asarray(1.0), dataset)
-        assert float(gradient) == 11.0
+    assert float(exact_sums(potential, jnp.asarray(1.0), dataset, chunk_size).gradient) == 11.0
+
+
+@pytest.mark.parametrize("num", [1, 1000, 55_800])
+def test_compensated_sums_are_as_good_as_float64(num):
+    values = np.random.default_rng(0).exponential(0.3, num).astype(np.float32)
+    assert value(jax.jit(gradients.total)(values)) == pytest.approx(exact(values), rel=1e-12)
+    squares = math.fsum(values.astype(np.float64) ** 2)
+    assert value(jax.jit(gradients.total_of_squares)(values)) == pytest.approx(squares, rel=1e-12)
+    scaled = jax.jit(lambda x: gradients.scale(gradients.total(x), 1 / num))(values)
+    assert value(scaled) == pytest.approx(exact(values) * float(np.float32(1 / num)), rel=1e-12)
+    chains = jax.jit(jax.vmap(gradients.total))(np.stack([values, 2 * values]))
+    assert float(chains.high[1]) + float(chains.low[1]) == pytest.approx(2 * exact(values), rel=1e-12)
+
+
+def test_the_difference_of_two_near_energies_is_precise_to_its_own_size():
+    """ΔU of 1e-7 between energies of 0.3, from 55 800 terms each, as a Metropolis step at T = 1e-6 needs."""
+    rng = np.random.default_rng(4)
+    before = rng.exponential(0.3, 55_800).astype(np.float32)
+    after = (before + rng.normal(0, 1e-5, before.size)).astype(np.float32)
+
+    @jax.jit
+    def energy_change(old, new):
+        left, right = (gradients.scale(gradients.total(x), 1 / old.size) for x in (new, old))
+        return gradients.difference(left, right)
+
+    expected = (exact(after) - exact(before)) / before.size
+    assert abs(expected) < 1e-6  # a plain float32 difference of numbers of 0.3 would be worthless
+    assert float(energy_change(before, after)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_adding_pairs_is_exact_and_float64_is_kept():
+    tiny = float(np.float32(1e-9))
+    left, right = Sum(jnp.float32(1.0), jnp.float32(1e-9)), Sum(jnp.float32(-1.0), jnp.float32(1e-9))
+    assert value(jax.jit(gradients.add)(left, right)) == pytest.approx(2 * tiny, rel=1e-7)
+    values = jnp.asarray([1e8, 1.0, -1e8, 3e-5], jnp.float32)
+    assert value(jax.jit(gradients.total)(values)) == pytest.approx(1.0 + float(np.float32(3e-5)), rel=1e-7)
+    with jax.enable_x64(True):
+        total = gradients.total(jnp.asarray([1e16, 1.0, -1e16]))
+        assert total.high.dtype == jnp.float64
+        assert value(total) == 1.0

@@ -1,4 +1,4 @@
-"""The step against plain NumPy, its limits, and its scaling laws."""
+"""The step against plain NumPy, its limiting cases, and its scaling."""
 
 import jax
 import jax.numpy as jnp
@@ -7,133 +7,97 @@ import pytest
 
 from pseudolangevin import integrator
 
+SIZE, T = 7, 0.5
 
-def problem(seed: int = 0, size: int = 7):
-    rng = np.random.default_rng(seed)
-    return {
-        "w": rng.normal(size=size),
-        "h": rng.normal(size=size),
-        "m": rng.uniform(0.5, 3.0, size),
-        "v": rng.uniform(0.0, 0.005, size),
-        "xi": rng.normal(size=size),
-        "k": rng.uniform(0.1, 2.0, size),
-    }
+
+class Problem:
+    """A harmonic problem in float64, for NumPy and for the integrator."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.weights, self.momentum, self.noise = rng.normal(size=(3, SIZE))
+        self.masses, self.stiffness = rng.uniform(0.5, 3.0, SIZE), rng.uniform(0.1, 2.0, SIZE)
+        self.variance = rng.uniform(0.0, 0.005, SIZE)
+
+    def gradient(self, w):
+        return self.stiffness * w
+
+    def step(self, w, h, noise, c1, time_step, *, variance=None, scale=1.0):
+        masses = jnp.asarray(scale**2 * self.masses)
+        return integrator.step(w, h, self.gradient, noise, masses, variance, jnp.asarray(T), c1, time_step)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
 
 
 @pytest.mark.parametrize("c1", [0.9, 0.99499])
 @pytest.mark.parametrize("time_step", [1.0, 0.3])
-def test_one_step_equals_the_formula_in_float64(c1, time_step):
-    p = problem()
-    T = 0.7
-    w = p["w"] + time_step * p["h"] / p["m"]
-    g = p["k"] * w + np.sin(w)
-    scale = np.sqrt((1 - c1**4) * p["m"] * T - ((1 + c1**2) * time_step / 2) ** 2 * p["v"])
-    h = c1**2 * p["h"] - (1 + c1**2) * time_step / 2 * g + scale * p["xi"]
-    with jax.enable_x64(True):
-        a = {name: jnp.asarray(value) for name, value in p.items()}
-        new_w, new_h = integrator.step(
-            a["w"], a["h"], lambda w: a["k"] * w + jnp.sin(w), a["xi"], a["m"], a["v"], jnp.asarray(T), c1, time_step
-        )
-        assert new_w.dtype == jnp.float64
-        np.testing.assert_allclose(new_w, w, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(new_h, h, rtol=0, atol=1e-12)
+def test_one_step_equals_the_formula(c1, time_step):
+    p = Problem(0)
+    w = p.weights + time_step * p.momentum / p.masses
+    scale = np.sqrt((1 - c1**4) * p.masses * T - ((1 + c1**2) * time_step / 2) ** 2 * p.variance)
+    h = c1**2 * p.momentum - (1 + c1**2) * time_step / 2 * p.gradient(w) + scale * p.noise
+    new_w, new_h = p.step(p.weights, p.momentum, p.noise, c1, time_step, variance=jnp.asarray(p.variance))
+    assert new_w.dtype == jnp.float64
+    np.testing.assert_allclose(new_w, w, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(new_h, h, rtol=0, atol=1e-12)
 
 
 def test_without_variance_it_is_bussi_parrinello():
-    """Two half kicks and two half thermostats around each drift, written out with momenta at full steps."""
-    p = problem(1)
-    c1, T, dt = 0.9, 0.5, 0.4
-    rng = np.random.default_rng(2)
-    first, third, fourth = rng.normal(size=(3, 7))
-    c2 = np.sqrt((1 - c1**2) * p["m"] * T)
-    gradient = lambda w: p["k"] * w  # noqa: E731
-    # p → thermostat, kick, drift, kick, thermostat; then the first half of the next step.
-    momentum = p["h"]
-    half = c1 * momentum + c2 * first - dt / 2 * gradient(p["w"])
-    w = p["w"] + dt * half / p["m"]
-    kicked = half - dt / 2 * gradient(w)
-    next_half = c1 * (c1 * kicked + c2 * third) + c2 * fourth - dt / 2 * gradient(w)
-    # The two thermostats that meet are one draw of variance (1 + c1²)·c2².
+    """Two half kicks and two half thermostats around each drift, with momenta at full steps."""
+    p, c1, dt = Problem(1), 0.9, 0.4
+    first, third, fourth = np.random.default_rng(2).normal(size=(3, SIZE))
+    c2 = np.sqrt((1 - c1**2) * p.masses * T)
+    # Thermostat, kick, drift, kick, thermostat; then the first half of the next step.
+    half = c1 * p.momentum + c2 * first - dt / 2 * p.gradient(p.weights)
+    w = p.weights + dt * half / p.masses
+    kicked = half - dt / 2 * p.gradient(w)
+    next_half = c1 * (c1 * kicked + c2 * third) + c2 * fourth - dt / 2 * p.gradient(w)
+    # The integrator merges two thermostats into one draw of variance (1 + c1²)·c2².
     combined = (c1 * third + fourth) / np.sqrt(1 + c1**2)
-    # The integrator merges them with both half kicks; the half kick between them is damped by c1².
-    expected = c1**2 * half - (1 + c1**2) * dt / 2 * gradient(w) + np.sqrt(1 + c1**2) * c2 * combined
-    np.testing.assert_allclose(next_half, expected, atol=1e-12)
-    with jax.enable_x64(True):
-        zero, temperature = jnp.zeros(7), jnp.asarray(T)
-        h = integrator.half_step(
-            jnp.asarray(momentum),
-            jnp.asarray(gradient(p["w"])),
-            jnp.asarray(first),
-            jnp.asarray(p["m"]),
-            zero,
-            temperature,
-            c1,
-            dt,
-        )
-        np.testing.assert_allclose(h, half, atol=1e-12)
-        new_w, new_h = integrator.step(
-            jnp.asarray(p["w"]),
-            h,
-            lambda w: jnp.asarray(p["k"]) * w,
-            jnp.asarray(combined),
-            jnp.asarray(p["m"]),
-            zero,
-            temperature,
-            c1,
-            dt,
-        )
-        np.testing.assert_allclose(new_w, w, atol=1e-12)
-        np.testing.assert_allclose(new_h, next_half, atol=1e-12)
+    h = integrator.half_step(
+        jnp.asarray(p.momentum), p.gradient(p.weights), first, p.masses, None, jnp.asarray(T), c1, dt
+    )
+    np.testing.assert_allclose(h, half, atol=1e-12)
+    new_w, new_h = p.step(p.weights, h, combined, c1, dt)
+    np.testing.assert_allclose(new_w, w, atol=1e-12)
+    np.testing.assert_allclose(new_h, next_half, atol=1e-12)
 
 
 def test_without_friction_it_is_velocity_verlet():
-    p = problem(3)
-    dt = 0.2
-    with jax.enable_x64(True):
-        k, m, zero = jnp.asarray(p["k"]), jnp.asarray(p["m"]), jnp.zeros(7)
-        w, momentum = jnp.asarray(p["w"]), jnp.asarray(p["h"])
-        h = integrator.half_step(momentum, k * w, None, m, zero, jnp.asarray(1.0), 1.0, dt)
-        for _ in range(5):
-            w, h = integrator.step(w, h, lambda w: k * w, None, m, zero, jnp.asarray(1.0), 1.0, dt)
-        momentum = integrator.full_step(h, k * w, dt)
-    x, q = p["w"].copy(), p["h"].copy()
+    p, dt = Problem(3), 0.2
+    w, no_temperature = jnp.asarray(p.weights), jnp.zeros(())
+    h = integrator.half_step(jnp.asarray(p.momentum), p.gradient(w), None, p.masses, None, no_temperature, 1.0, dt)
+    x, q = p.weights, p.momentum
     for _ in range(5):
-        q = q - dt / 2 * p["k"] * x
-        x = x + dt * q / p["m"]
-        q = q - dt / 2 * p["k"] * x
+        w, h = p.step(w, h, None, 1.0, dt)
+        q = q - dt / 2 * p.gradient(x)
+        x = x + dt * q / p.masses
+        q = q - dt / 2 * p.gradient(x)
     np.testing.assert_allclose(w, x, atol=1e-12)
-    np.testing.assert_allclose(momentum, q, atol=1e-12)
+    np.testing.assert_allclose(integrator.full_step(h, p.gradient(w), dt), q, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_scaling_time_step_and_masses_together_changes_nothing(scale):
-    """δt → s·δt, M → s²·M, h → s·h leaves the weights' trajectory as it is."""
-    p = problem(4)
-    noise = np.random.default_rng(5).normal(size=(20, 7))
+def test_the_trajectory_does_not_change_if_time_step_and_masses_are_scaled(scale):
+    """δt → s·δt, M → s²·M, h → s·h."""
+    p = Problem(4)
 
     def trajectory(s: float) -> np.ndarray:
-        with jax.enable_x64(True):
-            w, h = jnp.asarray(p["w"]), s * jnp.asarray(p["h"])
-            for xi in noise:
-                w, h = integrator.step(
-                    w,
-                    h,
-                    lambda w: jnp.asarray(p["k"]) * w,
-                    jnp.asarray(xi),
-                    s**2 * jnp.asarray(p["m"]),
-                    jnp.asarray(p["v"]),
-                    jnp.asarray(0.3),
-                    0.95,
-                    0.5 * s,
-                )
-            return np.asarray(w)
+        w, h = jnp.asarray(p.weights), s * jnp.asarray(p.momentum)
+        for xi in np.random.default_rng(5).normal(size=(20, SIZE)):
+            w, h = p.step(w, h, xi, 0.95, 0.5 * s, variance=jnp.asarray(p.variance), scale=s)
+        return np.asarray(w)
 
     np.testing.assert_allclose(trajectory(scale), trajectory(1.0), atol=1e-12)
 
 
-def test_injected_noise_vanishes_at_the_limit_and_never_turns_nan():
-    """At 𝒯 = 1/(1 + c1²) the mini-batch noise is all there is; a hair above, rounding must not give NaN."""
-    c1, T, m = 0.9, 1.0, 2.0
+def test_injected_noise_vanishes_at_the_limit_and_is_never_nan():
+    """At 𝒯 = 1/(1 + c1²) there is mini-batch noise only; just above it, rounding must not give NaN."""
+    c1, m = 0.9, 2.0
     v = 4 * (1 - c1**2) * T * m / (1 + c1**2)
     for factor in (1.0, 1 + 1e-6):
         arguments = (jnp.zeros(1), jnp.zeros(1), lambda w: w, jnp.ones(1), jnp.asarray([m]), jnp.asarray([v * factor]))

@@ -26,14 +26,7 @@ def test_masses_from_noise_give_the_wanted_ratio(ratio):
     np.testing.assert_allclose(ratios["kernel"], ratio, rtol=1e-6)
 
 
-def test_the_ratio_is_the_share_of_the_thermal_noise_of_a_half_step():
-    """(δt/2)²·𝒱 = 𝒯·(1 − c1²)·M·T: at 𝒯 = 1 the half step of eq:ExtendedMomenta_pL has no room for other noise."""
-    mass = masses.from_noise(VARIANCE, jnp.asarray(T), 0.25, C1, DT)
-    share = (DT / 2) ** 2 * VARIANCE["kernel"] / ((1 - C1**2) * mass["kernel"] * T)
-    np.testing.assert_allclose(share, 0.25, rtol=1e-6)
-
-
-def test_the_floor_is_a_share_of_the_tensor_s_mean():
+def test_the_floor_is_a_share_of_the_mean_of_the_tensor():
     floored = masses.floor_variance(VARIANCE, 0.5)
     np.testing.assert_allclose(floored["kernel"], [[1.5, 2.0], [3.0, 6.0]])
     np.testing.assert_allclose(floored["bias"], [0.5, 0.125])
@@ -45,11 +38,8 @@ def test_a_silent_tensor_takes_the_smallest_mean_of_the_others():
     floored = masses.floor_variance(VARIANCE | {"dead": jnp.zeros(3)}, 0.1)
     np.testing.assert_allclose(floored["dead"], 0.1 * 0.25)
     np.testing.assert_allclose(floored["kernel"], VARIANCE["kernel"])
-
-
-def test_without_any_noise_there_is_no_floor_and_no_nan():
-    floored = masses.floor_variance({"a": jnp.zeros(3), "b": jnp.zeros(2)}, 0.1)
-    np.testing.assert_array_equal(floored["a"], 0)
+    without_noise = masses.floor_variance({"a": jnp.zeros(3), "b": jnp.zeros(2)}, 0.1)
+    np.testing.assert_array_equal(without_noise["a"], 0)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +48,8 @@ def test_without_any_noise_there_is_no_floor_and_no_nan():
         ("weight", (4, 3), (4, 3)),
         ("row", (4, 3), (1, 3)),
         ("row", (3,), (3,)),
-        ("row", (5, 5, 2, 7), (1, 1, 1, 7)),
         ("row", (), ()),
         ("tensor", (4, 3), (1, 1)),
-        ("tensor", (3,), (1,)),
         ("tensor", (), ()),
     ],
 )
@@ -72,14 +60,14 @@ def test_groups(granularity, shape, expected):
     assert masses.uniform({"w": jnp.ones(shape)}, 2.0, granularity)["w"].shape == expected
 
 
-def test_a_group_answers_to_its_noisiest_member():
+def test_masses_of_a_group_are_those_of_its_noisiest_weight():
     np.testing.assert_array_equal(masses.by_group(jnp.max, VARIANCE, "row")["kernel"], [[3.0, 6.0]])
     np.testing.assert_array_equal(masses.by_group(jnp.max, VARIANCE, "tensor")["kernel"], [[6.0]])
     np.testing.assert_array_equal(masses.by_group(jnp.max, VARIANCE, "row")["bias"], VARIANCE["bias"])
     np.testing.assert_array_equal(masses.by_group(jnp.mean, VARIANCE, "tensor")["kernel"], [[3.0]])
 
 
-def test_the_minimum_keeps_the_regularizer_slow():
+def test_the_minimum_bounds_the_frequency_of_the_regularizer():
     stiffness, frequency = 0.3, 0.1
     minimum = masses.stable_minimum(stiffness, DT, frequency)
     assert np.sqrt(stiffness / minimum) * DT == pytest.approx(frequency)

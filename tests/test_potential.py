@@ -1,4 +1,4 @@
-"""The potential against plain NumPy."""
+"""The potential against plain NumPy: losses, regularisers, subsets of the tensors."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
+from pseudolangevin import _trees as trees
 from pseudolangevin.gradients import exact_energy
 
 
@@ -28,21 +29,15 @@ def test_cross_entropy_error_and_regularizer(small_task):
     assert float(small_task.potential.energy(weights, batch)) == pytest.approx(energy, rel=1e-6)
     assert float(small_task.potential.per_example_error(weights, batch).mean()) == pytest.approx(error, rel=1e-6)
     assert float(small_task.potential.regularizer(weights)) == pytest.approx(energy - loss, rel=1e-5)
-    assert energy - loss > 0.01 * loss  # the regulariser is there to be seen
+    assert energy - loss > 0.01 * loss
 
 
 def test_the_regularizer_is_per_weight():
-    """λ/(2N)·|w|²: doubling the number of equal weights leaves it as it is."""
+    """λ/(2N)·|w|²: it does not change if the number of equal weights doubles."""
     potential = pl.Potential(lambda w, batch: jnp.zeros(batch[0].shape[0]), weight_decay=3.0)
     for size in (4, 8):
         assert float(potential.regularizer({"w": jnp.full(size, 2.0)})) == pytest.approx(3.0 / 2 * 4.0)
         assert potential.stiffness({"w": jnp.ones(size)}) == 3.0 / size
-
-
-def test_cross_entropy_survives_huge_scores():
-    potential = pl.classification(lambda w, x: w * x)
-    batch = (jnp.asarray([[1e4, 0.0], [0.0, 1e4]]), jnp.asarray([0, 0]))
-    np.testing.assert_allclose(potential.per_example_loss(jnp.asarray(1.0), batch), [0.0, 1e4])
 
 
 def test_regression_is_half_the_squared_distance():
@@ -50,44 +45,18 @@ def test_regression_is_half_the_squared_distance():
     weights = {"slope": jnp.asarray(2.0), "offset": jnp.asarray(1.0)}
     x, y = jnp.asarray([0.0, 1.0, 2.0]), jnp.asarray([1.0, 2.0, 7.0])
     np.testing.assert_allclose(line.per_example_loss(weights, (x, y)), [0.0, 0.5, 2.0])
-    assert float(line.energy(weights, (x, y))) == pytest.approx(2.5 / 3 + 2.0 / 4 * 5.0)
-
-
-def test_regression_of_vectors_adds_the_components():
-    identity = pl.regression(lambda w, x: w * x)
-    x, y = jnp.ones((2, 3)), jnp.zeros((2, 3))
-    np.testing.assert_allclose(identity.per_example_loss(jnp.asarray(2.0), (x, y)), [6.0, 6.0])
-
-
-def test_regression_refuses_shapes_that_would_broadcast():
-    """Predictions (S, 1) against targets (S,) would quietly compare every example with every other."""
+    vectors = pl.regression(lambda w, x: w * x)
+    np.testing.assert_allclose(vectors.per_example_loss(jnp.asarray(2.0), (jnp.ones((2, 3)), jnp.zeros((2, 3)))), 6.0)
     column = pl.regression(lambda w, x: (w * x)[:, None])
-    dataset = pl.Dataset(np.ones(5), np.ones(5))
-    with pytest.raises(ValueError, match="make them equal"):
-        column.check(jnp.asarray(1.0), dataset)
-
-
-def test_any_loss_will_do():
-    potential = pl.Potential(lambda w, batch: jnp.abs(batch[0] - w["a"]))
-    batch = (jnp.asarray([1.0, 4.0]), jnp.zeros(2))
-    assert float(potential.energy({"a": jnp.asarray(2.0)}, batch)) == 1.5
-    assert potential.per_example_error is None
-
-
-def test_the_gradient_of_the_regularizer_is_that_of_the_energy(small_task):
-    weights, batch = small_task.weights, small_task.train.batch
-    direct = jax.grad(small_task.potential.energy)(weights, batch)
-    composed = small_task.potential.add_regularizer_gradient(
-        weights, jax.grad(small_task.potential.loss)(weights, batch)
-    )
-    for a, b in zip(jax.tree.leaves(direct), jax.tree.leaves(composed), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+    with pytest.raises(ValueError, match="make them equal"):  # shapes (S, 1) and (S,) would broadcast
+        column.check(jnp.asarray(1.0), pl.Dataset(np.ones(5), np.ones(5)))
+    assert float(line.energy(weights, (x, y))) == pytest.approx(2.5 / 3 + 2.0 / 4 * 5.0)
 
 
 GROUPS = {"layer1.*": 20.0, "*.bias": 0.0, "*": 5.0}
 
 
-def test_the_decay_of_groups_by_hand(small_task):
+def test_groups_with_their_own_decay(small_task):
     weights = small_task.weights
     potential = pl.classification(small_task.network.apply, weight_decay=GROUPS)
     decay = {
@@ -111,15 +80,7 @@ def test_the_decay_of_groups_by_hand(small_task):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
     assert potential.smallest_stiffness(364) == 0
     assert potential.has_regularizer
-    assert not potential.holds_every_weight
-
-
-def test_equal_groups_are_one_number(small_task):
-    one = pl.classification(small_task.network.apply, weight_decay=5.0)
-    groups = pl.classification(small_task.network.apply, weight_decay={"layer1.*": 5.0, "*": 5.0})
-    weights, batch = small_task.weights, small_task.train.batch
-    assert float(groups.energy(weights, batch)) == pytest.approx(float(one.energy(weights, batch)), rel=1e-7)
-    assert groups.smallest_stiffness(364) == one.smallest_stiffness(364) == one.stiffness(weights)
+    assert not potential.regularizes_every_weight
 
 
 @pytest.mark.parametrize(
@@ -133,7 +94,7 @@ def test_equal_groups_are_one_number(small_task):
         ({1: 2.0}, "map patterns to numbers"),
     ],
 )
-def test_bad_groups_are_refused(small_task, decay, message):
+def test_bad_groups_are_rejected(small_task, decay, message):
     with pytest.raises(ValueError, match=message):
         pl.classification(small_task.network.apply, weight_decay=decay).check(small_task.weights, small_task.train)
 
@@ -146,35 +107,12 @@ def test_masses_respect_the_stiffest_group():
     weights = {"noisy": jnp.zeros(2), "quiet": jnp.zeros(1), "stiff": jnp.zeros(1)}
     dataset = pl.Dataset(np.linspace(-1e-6, 1e-6, 50), np.zeros(50))
     sampler = pl.pseudo_langevin(potential, dataset, batch_size=10, variance_max_batches=100)
-    state = jax.jit(sampler.kernel.init)(jax.random.key(0), weights, jnp.asarray(1.0), dataset)
+    state = jax.jit(sampler.init)(jax.random.key(0), weights, 1.0)
     assert float(state.masses["quiet"][0]) == pytest.approx(8.0 / 4 / 0.1**2, rel=1e-5)
     assert float(state.masses["stiff"][0]) == pytest.approx(80.0 / 4 / 0.1**2, rel=1e-5)
 
 
-def test_every_group_has_its_own_prior():
-    """Where the data say nothing, ⟨w²⟩ = T·N/λ_g in each group; hMC is exact and its virial is T."""
-    potential = pl.Potential(lambda w, batch: 0 * batch[0], weight_decay={"a": 100.0, "b": 400.0})
-    weights = {"a": jnp.zeros(50), "b": jnp.zeros(50)}
-    dataset = pl.Dataset(np.zeros(4), np.zeros(4))
-    sampler = pl.hybrid_monte_carlo(potential, dataset, num_leapfrog_steps=5, time_step=0.35)
-    result = pl.sample(
-        sampler, weights, temperatures=[0.3], num_chains=8, num_steps=400, record_every=4, keep_weights_every=1, key=0
-    )
-    trace = result.trace.isel(draw=slice(10, None))
-    # 8 chains × 90 draws × 50 weights, an autocorrelation of a few moves: 2 % is about four standard errors.
-    for name, variance in [("a", 0.3), ("b", 0.075)]:
-        assert result.samples is not None
-        assert float((result.samples[name][:, :, 10:].astype(np.float64) ** 2).mean()) == pytest.approx(
-            variance, rel=0.02
-        )
-    assert float(trace.virial_temperature.mean()) == pytest.approx(0.3, rel=0.02)
-    np.testing.assert_allclose(trace.layer_virial_temperature.mean(["temperature", "chain", "draw"]), 0.3, rtol=0.02)
-    np.testing.assert_allclose(trace.potential.mean(), 0.5 * 100 * 0.3, rtol=0.02)
-    assert float(np.abs(trace.energy_error).max()) < 3
-    assert pl.certificate(result).num_weights == 100
-
-
-def test_next_token_by_hand():
+def test_next_token():
     table = np.random.default_rng(0).normal(size=(4, 4))
     tokens = np.asarray([[0, 1, 2, 3], [3, 3, 0, 1]])
     targets = np.asarray([[1, 2, 3, 0], [3, 0, -1, -1]])
@@ -206,7 +144,7 @@ def test_next_token_by_hand():
         (np.asarray([1, 2]), "logits \\(S, L, K\\) and targets \\(S, L\\)"),
     ],
 )
-def test_bad_tokens_are_refused(targets, message):
+def test_bad_tokens_are_rejected(targets, message):
     potential = pl.next_token(lambda w, x: w[x], padding=-1)
     with pytest.raises(ValueError, match=message):
         potential.check(jnp.zeros((4, 4)), pl.Dataset(np.zeros((2, 2), np.int32), targets))
@@ -228,3 +166,36 @@ def test_inputs_and_targets_may_be_pytrees():
     result = pl.sample(sampler, weights, temperatures=[0.1], num_steps=20, record_every=10, key=0, chunk_size=16)
     by_hand = np.mean(loss(jax.tree.map(lambda w: np.asarray(w[0, 0]), result.weights), (inputs, targets)))
     assert float(result.trace.loss[0, 0, -1]) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_the_energy_of_a_subset_is_that_of_the_full_network_up_to_a_constant(small_task):
+    """The loss and λ/N, with N of the full network, are the same: only |w|² of the frozen tensors is left out."""
+    part = pl.subset(small_task.potential, small_task.weights, "layer3.*")
+    moved = jax.tree.map(lambda w: w + 0.3, part.weights)
+    full, batch = part.merge(moved), small_task.train.batch
+    np.testing.assert_array_equal(full["layer1"]["kernel"], small_task.weights["layer1"]["kernel"])
+    np.testing.assert_array_equal(full["layer3"]["kernel"], small_task.weights["layer3"]["kernel"] + 0.3)
+    frozen = 5.0 / (2 * 364) * float(trees.squared_norm(part.frozen))
+    energy = float(small_task.potential.energy(full, batch))
+    assert float(part.potential.energy(moved, batch)) + frozen == pytest.approx(energy, rel=1e-6)
+    gradients = [
+        jax.grad(p.energy)(w, batch)["layer3"] for p, w in ((small_task.potential, full), (part.potential, moved))
+    ]
+    np.testing.assert_allclose(trees.ravel(gradients[0]), trees.ravel(gradients[1]), rtol=1e-5, atol=1e-8)
+    with pytest.raises(ValueError, match="not the full network"):
+        part.merge(full)
+    groups = pl.classification(small_task.network.apply, weight_decay=GROUPS)
+    part = pl.subset(groups, small_task.weights, "layer3.*")
+    assert part.potential.stiffness(part.weights)["layer3"] == {"kernel": 5.0 / 364, "bias": 0.0}
+
+
+def test_a_subset_is_sampled_and_nothing_else_moves(small_task):
+    part = pl.subset(small_task.potential, small_task.weights, "layer3.*")
+    sampler = pl.pseudo_langevin(part.potential, small_task.train, batch_size=50, variance_max_batches=100)
+    result = pl.sample(sampler, part.weights, temperatures=[1e-2], num_steps=20, record_every=10, key=0)
+    assert result.num_weights == 44
+    assert result.weights["layer1"] == {"kernel": None, "bias": None}
+    assert list(result.trace.layer.values) == ["bias", "kernel"]
+    full = part.merge(jax.tree.map(lambda w: w[0, 0], result.weights))
+    loss = small_task.potential.loss(full, small_task.train.batch)
+    assert float(result.trace.loss[0, 0, -1]) == pytest.approx(float(loss), rel=1e-5)

@@ -1,13 +1,16 @@
-"""Arithmetic on pytrees."""
+"""Arithmetic on pytrees, names of tensors, and packing into one vector."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pseudolangevin import trees
+import pseudolangevin as pl
+from pseudolangevin import _trees as trees
+from pseudolangevin._random import Stream, normal_like, stream_key
+from pseudolangevin.samplers.langevin import PER_WEIGHT
 
 
 class Pair(NamedTuple):
@@ -15,61 +18,39 @@ class Pair(NamedTuple):
     second: jax.Array
 
 
-TREE = {
+TREE: dict[str, Any] = {
     "a": {"kernel": jnp.asarray([[1.0, -2.0], [3.0, 4.0]]), "bias": jnp.asarray([0.5, 0.25])},
     "b": jnp.asarray(2.0),
 }
 
 
-def test_counting_norms_and_products():
+def test_counts_norms_products_and_means():
     assert trees.num_weights(TREE) == 7
     assert float(trees.squared_norm(TREE)) == 1 + 4 + 9 + 16 + 0.25 + 0.0625 + 4
     doubled = jax.tree.map(lambda x: 2 * x, TREE)
     assert float(trees.dot(TREE, doubled)) == 2 * float(trees.squared_norm(TREE))
     assert float(trees.mean(TREE)) == pytest.approx((1 - 2 + 3 + 4 + 0.5 + 0.25 + 2) / 7, rel=1e-6)
-    assert trees.ravel(TREE).shape == (7,)
     assert float(trees.squared_norm(trees.zeros_like(TREE))) == 0
+    np.testing.assert_allclose(trees.by_layer(trees.squared_norm, TREE), [30.3125, 4.0])
+    assert trees.spread(3.0, TREE)["a"]["bias"] == 3.0
+    assert trees.spread(TREE, TREE) is TREE
 
 
-@pytest.mark.parametrize("large", [trees.LARGE, 20_000, 10_000])
-def test_normal_noise_has_the_tree_s_shape_and_is_independent_between_leaves(monkeypatch, large):
-    """As one vector; one of two tensors by itself; both."""
-    monkeypatch.setattr(trees, "LARGE", large)
-    tree = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((200, 100))}
-    noise = trees.normal_like(jax.random.key(0), tree)
-    a, b = np.asarray(noise["a"]).ravel(), np.asarray(noise["b"]).ravel()
-    standard_error = 1 / np.sqrt(a.size)
-    assert abs(a.mean()) < 3 * standard_error
-    assert abs(a.var() - 1) < 3 * np.sqrt(2) * standard_error
-    assert abs(b.var() - 1) < 3 * np.sqrt(2) * standard_error
-    for half in (b[: a.size], b[a.size :]):
-        assert abs(np.mean(a * half)) < 3 * standard_error
-    again = trees.normal_like(jax.random.key(0), tree)
-    np.testing.assert_array_equal(noise["a"], again["a"])
-
-
-def test_noise_keeps_each_leaf_s_precision():
-    with jax.enable_x64(True):
-        noise = trees.normal_like(jax.random.key(0), {"a": jnp.zeros(3, jnp.float32), "b": jnp.zeros(3, jnp.float64)})
-        assert (noise["a"].dtype, noise["b"].dtype) == (jnp.float32, jnp.float64)
-
-
-def test_extremes_and_quantiles(monkeypatch):
+def test_extremes_and_quantiles():
     assert float(trees.largest(TREE)) == 4
     assert np.isnan(trees.largest(TREE | {"b": jnp.asarray(jnp.nan)}))
     np.testing.assert_allclose(trees.quantiles(TREE, (0.0, 0.5, 1.0)), [-2, 1, 4])
-    tree = {"a": jnp.arange(10_000.0).reshape(100, 100), "b": jnp.asarray(5_000.0), "c": jnp.full((3,), 5_000.0)}
-    monkeypatch.setattr(trees, "QUANTILE_ENTRIES", 2_000)
-    np.testing.assert_allclose(trees.quantiles(tree, (0.25, 0.75)), [2_500, 7_500], rtol=0.1)
+    large = {"a": jnp.arange(2.0**21).reshape(2**11, 2**10), "b": jnp.asarray(2.0**20)}  # every second row
+    np.testing.assert_allclose(trees.quantiles(large, (0.25, 0.75)), [2**19, 3 * 2**19], rtol=0.01)
 
 
-def test_select_takes_a_whole_tree():
+def test_select_takes_one_of_two_trees():
     other = trees.zeros_like(TREE)
     assert float(trees.squared_norm(trees.select(jnp.asarray(True), TREE, other))) > 0
     assert float(trees.squared_norm(trees.select(jnp.asarray(False), TREE, other))) == 0
 
 
-def test_finiteness_looks_at_floats_alone():
+def test_only_floating_point_numbers_count_as_non_finite():
     tree = {"w": jnp.ones(3), "count": jnp.asarray(1), "key": jax.random.key(0)}
     assert bool(trees.all_finite(tree))
     assert not bool(trees.all_finite(tree | {"w": jnp.asarray([1.0, jnp.inf, 0.0])}))
@@ -77,8 +58,7 @@ def test_finiteness_looks_at_floats_alone():
 
 
 def test_layers_are_the_top_level_entries():
-    assert list(trees.layers(TREE)) == ["a", "b"]
-    assert list(trees.layers({"params": TREE})) == ["a", "b"]
+    assert list(trees.layers({"params": TREE})) == list(trees.layers(TREE)) == ["a", "b"]
     assert list(trees.layers({"params": {"only": {"kernel": jnp.ones(2), "bias": jnp.ones(1)}}})) == ["bias", "kernel"]
     assert list(trees.layers([jnp.ones(2), jnp.ones(3)])) == ["0", "1"]
     assert list(trees.layers(Pair(jnp.ones(2), jnp.ones(3)))) == ["first", "second"]
@@ -86,5 +66,80 @@ def test_layers_are_the_top_level_entries():
     assert list(trees.layers({"empty": {}, "a": jnp.ones(1), "b": jnp.ones(1)})) == ["a", "b"]
 
 
-def test_by_layer_stacks_in_the_order_of_layers():
-    np.testing.assert_allclose(trees.by_layer(trees.squared_norm, TREE), [30.3125, 4.0])
+def test_the_fingerprint_differs_where_weights_differ():
+    nearly = TREE | {"b": jnp.nextafter(TREE["b"], jnp.inf)}
+    assert int(trees.fingerprint(TREE)) == int(jax.jit(trees.fingerprint)(TREE)) != int(trees.fingerprint(nearly))
+
+
+WEIGHTS = {
+    "embedding": {"table": jnp.ones((3, 2))},
+    "layer1": {"kernel": jnp.full((2, 2), 2.0), "bias": jnp.zeros(2)},
+    "layer2": {"kernel": jnp.full((2, 1), 3.0), "bias": jnp.zeros(1)},
+}
+
+
+@pytest.mark.parametrize(
+    ("selection", "names"),
+    [
+        ("layer2.*", ["layer2.bias", "layer2.kernel"]),
+        ("!embedding*", ["layer1.bias", "layer1.kernel", "layer2.bias", "layer2.kernel"]),
+        (["layer*", "!*.bias"], ["layer1.kernel", "layer2.kernel"]),
+        (["!layer*", "layer2.bias"], ["embedding.table", "layer2.bias"]),
+        (jax.tree.map(lambda w: w.shape == (2, 1), WEIGHTS), ["layer2.kernel"]),
+    ],
+)
+def test_patterns_and_masks_choose_tensors(selection, names):
+    assert [name for name, taken in trees.named_leaves(trees.chosen(WEIGHTS, selection)) if taken] == names
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ("layer3.*", "matches no tensor; the names are embedding.table, layer1.bias"),
+        (["layer1.*", "!bias"], "'bias' matches no tensor"),
+        (["*", "!*"], "chooses no tensor"),
+        ([], "neither a pattern nor a mask"),
+        ({"embedding": True}, "neither a pattern nor a mask"),
+        (jax.tree.map(lambda w: w > 0, WEIGHTS), "one True or False for every tensor"),
+    ],
+)
+def test_bad_selections_are_rejected(selection, message):
+    with pytest.raises(ValueError, match=message):
+        pl.subset(pl.Potential(lambda w, batch: batch[0]), WEIGHTS, selection)
+
+
+def test_packing_and_unpacking(monkeypatch):
+    packed = trees.pack(TREE)
+    assert jax.tree.leaves(packed)[0].shape == (7,)
+    jax.tree.map(np.testing.assert_array_equal, trees.unpack(packed), TREE)
+    assert trees.unpack(TREE) is TREE
+    assert trees.pack_like(TREE, TREE) is TREE
+    doubled = jax.tree.map(jnp.add, packed, trees.pack_like(packed, TREE))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, 2 * b), trees.unpack(doubled), TREE)
+    assert trees.is_packable(TREE, TREE)
+    assert not trees.is_packable(TREE, TREE | {"b": jnp.ones(1)})  # one mass for several weights
+    assert not trees.is_packable(TREE, TREE | {"b": TREE["b"].astype(jnp.bfloat16)})
+    monkeypatch.setattr(trees, "LARGE_TENSOR", 7)
+    assert not trees.is_packable(TREE)
+
+
+def test_a_segment_with_packed_tensors_gives_the_same_chain(small_task, monkeypatch):
+    sampler = pl.pseudo_langevin(small_task.potential, small_task.train, batch_size=50, variance_examples=200)
+    state = jax.jit(lambda s, w: s.init(jax.random.key(0), w, 1e-3))(sampler, small_task.weights)
+    packed_state = sampler.pack(state)
+    assert all(isinstance(getattr(packed_state, name), trees.Flat) for name in PER_WEIGHT)
+    key = stream_key(state.key, Stream.NOISE)
+    noise = [normal_like(key, s.weights, 3) for s in (packed_state, state)]
+    np.testing.assert_array_equal(noise[0].vector, trees.ravel(noise[1]))
+    shared = state._replace(masses=jax.tree.map(lambda m: jnp.mean(m, keepdims=True), state.masses))
+    assert sampler.pack(shared) is shared
+
+    packed = jax.jit(lambda s, state: s.segment(state, 20))(sampler, state)
+    monkeypatch.setattr(trees, "is_packable", lambda *_: False)
+    separate = jax.jit(lambda s, state: s.segment(state, 20))(sampler, state)
+    moved = np.asarray(trees.ravel(separate.weights) - trees.ravel(state.weights))
+    # Rounding alone: 2⁻²⁴ of every number, 20 times.
+    difference = np.asarray(trees.ravel(packed.weights) - trees.ravel(separate.weights))
+    assert np.linalg.norm(difference) < 1e-5 * np.linalg.norm(moved)
+    assert isinstance(packed.weights, dict)
+    assert int(packed.step) == 20

@@ -1,4 +1,8 @@
-"""The measured gradient variance against the exact one."""
+"""The gradient variance from mini-batches and from single examples, against the exact one."""
+
+import dataclasses
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,86 +11,70 @@ import pytest
 import scipy.stats
 
 import pseudolangevin as pl
-from pseudolangevin import gradients, noise, trees
+from pseudolangevin import _trees as trees
+from pseudolangevin import variance
+from pseudolangevin.gradients import minibatch_gradient
 
 BATCH_SIZE = 16
 
 
-@pytest.fixture(scope="module")
-def exact_variance(small_task):
-    """Per-example variance / S: batches are drawn with replacement."""
-    per_example = jax.vmap(
-        jax.grad(lambda w, x, y: small_task.potential.loss(w, (x[None], y[None]))), in_axes=(None, 0, 0)
-    )(small_task.weights, *small_task.train.batch)
-    return jax.tree.map(lambda g: np.asarray(g, np.float64).var(axis=0) / BATCH_SIZE, per_example)
+def flat(tree: Any) -> np.ndarray:
+    return np.asarray(trees.ravel(tree), np.float64)
 
 
-@pytest.fixture(scope="module")
-def excess_kurtosis(small_task):
-    """Of the mini-batch gradient: that of one example / S. It decides the error of a measured variance."""
-    per_example = jax.vmap(
-        jax.grad(lambda w, x, y: small_task.potential.loss(w, (x[None], y[None]))), in_axes=(None, 0, 0)
-    )(small_task.weights, *small_task.train.batch)
-    return jax.tree.map(lambda g: scipy.stats.kurtosis(np.asarray(g, np.float64), axis=0) / BATCH_SIZE, per_example)
+def gradients_of_examples(potential, weights, dataset) -> np.ndarray:
+    """Gradients (example, weight), one by one."""
+    one = jax.grad(lambda w, x, y: potential.loss(w, (x[None], y[None])))
+    found = jax.vmap(one, in_axes=(None, 0, 0))(weights, *dataset.batch)
+    return np.asarray(jax.vmap(trees.ravel)(found), np.float64)
+
+
+def from_minibatches(task, key, weights, dataset, **options):
+    def gradient(draw_key):
+        return minibatch_gradient(task.potential, weights, dataset.draw(draw_key, BATCH_SIZE))
+
+    return variance.from_minibatches(gradient, key, weights, **options)
 
 
 @pytest.fixture(scope="module")
 def measure(small_task):
-    oracle = gradients.minibatch(small_task.potential, BATCH_SIZE)
-
     def run(**options):
-        function = jax.jit(lambda key, w, data: noise.from_minibatches(oracle, key, w, data, **options))
+        function = jax.jit(partial(from_minibatches, small_task, **options))
         return function(jax.random.key(0), small_task.weights, small_task.train)
 
     return run
 
 
-def test_the_estimate_is_the_per_example_variance_over_the_batch_size(measure, exact_variance, excess_kurtosis):
+def test_the_estimate_is_the_variance_of_one_example_over_the_batch_size(measure, small_task):
     num = 2000
     estimate = measure(block_size=100, max_batches=num, tolerance=1e-9)
     assert int(estimate.num_batches) == num
-    measured, exact = np.asarray(trees.ravel(estimate.variance)), np.asarray(trees.ravel(exact_variance))
+    assert not bool(estimate.converged)
+    examples = gradients_of_examples(small_task.potential, small_task.weights, small_task.train)
+    measured, exact = flat(estimate.variance), examples.var(axis=0) / BATCH_SIZE
     noisy = exact > 1e-12
     assert noisy.sum() > 300
-    kurtosis = np.asarray(trees.ravel(excess_kurtosis))[noisy]
+    kurtosis = scipy.stats.kurtosis(examples[:, noisy], axis=0) / BATCH_SIZE  # excess kurtosis of a mini-batch
     standard_error = np.sqrt(2 / (num - 1) + kurtosis / num)
     z = (measured[noisy] / exact[noisy] - 1) / standard_error
     assert np.mean(np.abs(z) < 2) > 0.9
     assert np.abs(z).max() < 4.5  # the largest of 364
-    for layer, exact_layer in zip(
-        trees.layers(estimate.variance).values(), trees.layers(exact_variance).values(), strict=True
-    ):
-        assert float(trees.mean(layer)) == pytest.approx(
-            float(trees.mean(exact_layer)), rel=3 * float(standard_error.max())
-        )
     np.testing.assert_array_equal(measured[exact == 0], 0)
 
 
-def test_a_loose_tolerance_stops_after_two_blocks(measure):
-    estimate = measure(block_size=50, max_batches=1000, tolerance=0.9)
-    assert int(estimate.num_batches) == 100
-    assert bool(estimate.converged)
+@pytest.mark.parametrize(
+    ("max_batches", "tolerance", "at_least", "at_most"),
+    [(1000, 0.9, 100, 100), (220, 1e-6, 200, 200), (5000, 0.1, 150, 4950)],
+)
+def test_the_tolerance_decides_how_many_batches_are_used(measure, max_batches, tolerance, at_least, at_most):
+    estimate = measure(block_size=50, max_batches=max_batches, tolerance=tolerance)
+    assert at_least <= int(estimate.num_batches) <= at_most
+    assert bool(estimate.converged) == (tolerance > 1e-3)
 
 
-def test_a_tight_tolerance_uses_every_batch_allowed(measure):
-    estimate = measure(block_size=50, max_batches=220, tolerance=1e-6)
-    assert int(estimate.num_batches) == 200  # whole blocks only
-    assert not bool(estimate.converged)
-
-
-def test_the_tolerance_decides_in_between(measure):
-    estimate = measure(block_size=50, max_batches=5000, tolerance=0.1)
-    assert 100 < int(estimate.num_batches) < 5000
-    assert bool(estimate.converged)
-
-
-def test_chains_that_converge_early_are_not_changed_by_those_that_do_not(small_task):
-    """Under vmap the loop runs on for the slowest; the others must keep their estimate."""
-    oracle = gradients.minibatch(small_task.potential, BATCH_SIZE)
-
-    def run(key, weights, dataset):
-        return noise.from_minibatches(oracle, key, weights, dataset, block_size=20, max_batches=400, tolerance=0.25)
-
+def test_chains_that_converge_early_keep_their_estimate(small_task):
+    """Under vmap the loop continues for the slowest chain."""
+    run = partial(from_minibatches, small_task, block_size=20, max_batches=400, tolerance=0.25)
     keys = jax.random.split(jax.random.key(2), 4)
     together = jax.jit(jax.vmap(run, in_axes=(0, None, None)))(keys, small_task.weights, small_task.train)
     assert len(set(np.asarray(together.num_batches).tolist())) > 1
@@ -94,28 +82,21 @@ def test_chains_that_converge_early_are_not_changed_by_those_that_do_not(small_t
     for index, key in enumerate(keys):
         single = alone(key, small_task.weights, small_task.train)
         assert int(single.num_batches) == int(together.num_batches[index])
-        mine = trees.ravel(jax.tree.map(lambda v, i=index: v[i], together.variance))
-        np.testing.assert_allclose(mine, trees.ravel(single.variance), rtol=1e-4, atol=1e-10)
+        mine = flat(jax.tree.map(lambda v, i=index: v[i], together.variance))
+        np.testing.assert_allclose(mine, flat(single.variance), rtol=1e-4, atol=1e-10)
 
 
-def test_the_exact_gradient_has_no_variance(small_task):
-    estimate = noise.from_minibatches(
-        gradients.exact(small_task.potential), jax.random.key(0), small_task.weights, small_task.train, block_size=3
-    )
+def test_a_gradient_without_noise_converges_after_one_block():
+    estimate = variance.from_minibatches(lambda key: jnp.ones(3), jax.random.key(0), jnp.zeros(3), block_size=3)
     assert float(trees.squared_norm(estimate.variance)) == 0
     assert bool(estimate.converged)
-    assert int(estimate.num_batches) == 3  # one block of nothing but zeros is enough
+    assert int(estimate.num_batches) == 3
 
 
 def test_a_large_mean_does_not_hide_a_small_variance():
-    """Mean 1000, variance 1e-4: sums of squares in float32 would see rounding alone."""
-
-    def oracle(key, weights, dataset):
-        return 1000.0 + 0.01 * jax.random.normal(key, weights.shape)
-
-    dataset = pl.Dataset(np.ones(1), np.ones(1))
-    estimate = noise.from_minibatches(
-        oracle, jax.random.key(0), jnp.zeros(50), dataset, max_batches=1000, tolerance=1e-9
+    """Mean 1000, variance 1e-4: sums of squares in float32 would contain rounding only."""
+    estimate = variance.from_minibatches(
+        lambda key: 1000.0 + 0.01 * jax.random.normal(key, (50,)), jax.random.key(0), jnp.zeros(50), tolerance=1e-9
     )
     rounding = (1000 * 2.0**-24) ** 2  # of the order of 4e-9
     assert float(jnp.mean(estimate.variance)) == pytest.approx(1e-4, rel=3 * np.sqrt(2 / 50_000) + 10 * rounding / 1e-4)
@@ -124,7 +105,6 @@ def test_a_large_mean_does_not_hide_a_small_variance():
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ([1.0, 2.0], [1.0, 2.0], True),
         ([1.0, 2.0], [1.2, 2.0], True),  # √1.2 = 1.095
         ([1.0, 2.0], [1.22, 2.0], False),  # √1.22 = 1.105
         ([1.0, 2.0], [0.82, 2.0], True),  # √0.82 = 0.906
@@ -132,14 +112,66 @@ def test_a_large_mean_does_not_hide_a_small_variance():
         ([0.0, 1.0], [0.0, 1.0], True),
         ([0.0, 1.0], [1e-30, 1.0], False),
         ([1e-30, 1.0], [0.0, 1.0], False),
-        ([0.0, 0.0], [0.0, 0.0], True),
         ([np.nan, 1.0], [1.0, 1.0], False),
     ],
 )
 def test_agreement(old, new, expected):
-    assert bool(noise.agree({"a": jnp.asarray(old)}, {"a": jnp.asarray(new)}, 0.1)) is expected
+    same = jnp.ones(3)
+    assert bool(variance.agree({"a": jnp.asarray(old), "b": same}, {"a": jnp.asarray(new), "b": same}, 0.1)) is expected
 
 
-def test_one_disagreeing_tensor_is_enough():
-    good, bad = jnp.ones(3), 2 * jnp.ones(3)
-    assert not bool(noise.agree({"a": good, "b": good}, {"a": good, "b": bad}, 0.1))
+@pytest.fixture(scope="module")
+def problem() -> tuple[pl.Potential, dict, pl.Dataset]:
+    train, _ = pl.tasks.spin_vectors(jax.random.key(1), num_train=253, num_test=1, dimension=8, num_classes=3)
+    network = pl.models.feedforward((8, 6, 5, 3))
+    weights = jax.tree.map(lambda w: 2 * w, network.init(jax.random.key(0)))
+    return pl.classification(network.apply, weight_decay=5.0), weights, train
+
+
+def from_examples(problem, key=None, **options) -> np.ndarray:
+    potential, weights, train = problem
+    key = jax.random.key(0) if key is None else key
+    return variance.from_examples(potential, key, weights, train, **options)
+
+
+@pytest.mark.parametrize("with_moments", [True, False])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_pass_over_all_examples_is_exact(problem, with_moments, kind):
+    potential, weights, train = problem
+    if kind == "regression":
+        potential = pl.regression(pl.models.feedforward((8, 6, 5, 3)).apply)
+        train = pl.Dataset(train.inputs, jax.random.normal(jax.random.key(4), (train.num_examples, 3)))
+    if not with_moments:
+        potential = dataclasses.replace(potential, gradient_moments=None)
+    got = from_examples((potential, weights, train), batch_size=7, num_examples=10_000, chunk_size=100)
+    expected = gradients_of_examples(potential, weights, train).var(axis=0) / 7
+    np.testing.assert_allclose(flat(got), expected, rtol=1e-4, atol=1e-6 * expected.max())
+
+
+def test_drawn_examples_are_unbiased(problem):
+    exact = flat(from_examples(problem, batch_size=4, num_examples=253, chunk_size=64))
+
+    def drawn(key):
+        return trees.ravel(from_examples(problem, key, batch_size=4, num_examples=20, chunk_size=10))
+
+    estimates = np.asarray(jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(2), 4_000)), np.float64)
+    noisy = exact > 1e-3 * exact.max()
+    error = estimates[:, noisy].std(axis=0) / np.sqrt(len(estimates))
+    assert np.abs((estimates[:, noisy].mean(axis=0) - exact[noisy]) / error).max() < 4.5
+
+
+def test_the_sampler_measures_the_variance_as_its_settings_say(problem):
+    potential, weights, train = problem
+    options: dict[str, Any] = {"batch_size": 25, "variance_block": 100, "variance_max_batches": 100}
+    exact = flat(from_examples(problem, batch_size=25, num_examples=253, chunk_size=64))
+
+    def measured(potential=potential, **changes: Any) -> np.ndarray:
+        sampler = pl.pseudo_langevin(potential, train, **options | changes)
+        return flat(sampler.measure_variance(jax.random.key(0), weights))
+
+    np.testing.assert_allclose(measured(), exact, rtol=1e-4, atol=1e-6 * exact.max())
+    drawn = measured(variance_from="minibatches")
+    assert 0.05 < np.std(drawn[exact > 0] / exact[exact > 0]) < 0.3
+    assert np.any(measured(variance_examples=100) != measured())
+    unknown = dataclasses.replace(potential, gradient_moments=None)
+    np.testing.assert_allclose(measured(unknown), drawn, rtol=1e-4, atol=1e-6 * exact.max())

@@ -1,7 +1,8 @@
-"""The GPU kernels, run by Pallas' interpreter on the CPU, against the plain gradient."""
+"""The GPU kernels, run by the interpreter of Pallas, and the gradient with features first, against plain gradients."""
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin import chains, fused
-from pseudolangevin.kernels import Blocks
-from pseudolangevin.models import FeedForward
+from pseudolangevin import chains
+from pseudolangevin.gradients import minibatch_gradient
+from pseudolangevin.models import FeedForward, fast
+from pseudolangevin.models.fast import Blocks
 
 BLOCKS = Blocks(rows=16, hidden=16, back_rows=32, back_hidden=32, splits=2)
 
@@ -26,8 +28,8 @@ def problem(network: FeedForward, num_examples: int) -> tuple[pl.Potential, dict
 
 @cache
 def by_kernels(network: FeedForward) -> Callable[..., dict]:
-    """Compiled once for each network and number of examples: the interpreter's programs are long."""
-    return jax.jit(partial(fused.by_kernels, network, blocks=BLOCKS, interpret=True))
+    """Return the gradient by kernels, compiled once for each network: programs of the interpreter are long."""
+    return jax.jit(partial(fast.by_kernels, network, blocks=BLOCKS, interpret=True))
 
 
 def relative_error(got: dict, reference: dict) -> float:
@@ -37,7 +39,7 @@ def relative_error(got: dict, reference: dict) -> float:
 
 @partial(jax.jit, static_argnums=0)
 def rounded_gradient(network: FeedForward, weights: dict, train: pl.Dataset) -> dict:
-    """Backpropagation by hand, with factors rounded where the kernels round them."""
+    """Return the gradient by explicit backpropagation, with factors rounded as in the kernels."""
 
     def rounded(array: jax.Array) -> jax.Array:
         return array.astype(jnp.bfloat16).astype(jnp.float32)
@@ -75,21 +77,7 @@ def test_kernels_give_the_gradient(sizes: tuple[int, ...], output_activation: st
     assert relative_error(gradient, reference) < 0.05  # the rounding itself: 8 bits, of few examples
 
 
-def test_kernels_are_exact_where_rounding_is() -> None:
-    """Weights and inputs that bfloat16 holds exactly leave the rounding of ∂z alone: the labels' pull on dead units."""
-    network = pl.models.feedforward((127, 32, 128, 16), output_activation="identity")
-    potential, weights, train = problem(network, 32)
-    weights = jax.tree.map(lambda w: jnp.round(w * 8) / 8, weights)
-    weights["layer2"] = jax.tree.map(jnp.zeros_like, weights["layer2"])
-    gradient = by_kernels(network)(weights, train.batch)
-    reference = jax.jit(jax.grad(potential.loss))(weights, train.batch)
-    np.testing.assert_allclose(gradient["layer3"]["bias"], reference["layer3"]["bias"], atol=1e-7)
-    for layer in ("layer1", "layer2"):  # nothing passes a layer of zeros: relu's derivative at zero is zero
-        assert not np.any(gradient[layer]["kernel"])
-        assert not np.any(reference[layer]["kernel"])
-
-
-def test_chains_side_by_side() -> None:
+def test_the_gradient_of_a_chain_does_not_depend_on_other_chains() -> None:
     network = pl.models.feedforward((20, 40, 30, 5))
     _, weights, train = problem(network, 70)
     several = jax.tree.map(lambda w: jnp.stack([w, 2 * w, -w]), weights)
@@ -101,15 +89,14 @@ def test_chains_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("num_chains", [1, 3])
-def test_the_step_uses_the_kernels_on_a_gpu_and_only_there(num_chains: int) -> None:
+def test_a_step_uses_the_kernels_on_a_gpu_only(num_chains: int) -> None:
     network = pl.models.feedforward((20, 40, 30, 5))
     potential, weights, train = problem(network, 200)
 
     def calls(platform: str, precision: str | None) -> int:
         sampler = pl.pseudo_langevin(potential, train, batch_size=20, precision=precision)
-        plan = chains.make_plan(sampler, temperatures=[1e-4], num_chains=num_chains, num_steps=4)
-        states = plan.abstract_states(weights)
-        traced = chains._advance.trace(sampler.kernel, states, train, num_steps=4)
+        states = pl.Run(sampler, temperatures=[1e-4], num_chains=num_chains).abstract_states(weights)
+        traced = chains._segment.trace(sampler, states, 4, 1)
         return traced.lower(lowering_platforms=(platform,)).as_text().count("xla.gpu.triton")
 
     assert calls("cuda", None) == 2  # forward and backward, once for all chains
@@ -117,31 +104,63 @@ def test_the_step_uses_the_kernels_on_a_gpu_and_only_there(num_chains: int) -> N
     assert calls("cpu", None) == 0
 
 
-def test_what_fits() -> None:
-    network = pl.models.feedforward((20, 40, 30, 5))
-    potential, weights, train = problem(network, 10)
-    del weights
-    assert fused.fits(potential, train.batch, None)
-    assert fused.fits(potential, train.batch, "bfloat16")
-    assert not fused.fits(potential, train.batch, "highest")
-    assert not fused.fits(potential, train.batch, None, split=True)
-    real = (train.inputs.astype(jnp.float32), train.targets)
-    assert not fused.fits(potential, real, None)  # rounding would change the data
-    assert fused.fits(potential, real, "bfloat16")
+def test_problems_that_the_kernels_apply_to() -> None:
+    def applies(sizes: tuple[int, ...], num: int = 10, dtype: Any = jnp.int8, precision: str | None = None) -> bool:
+        inputs = jnp.zeros((num, sizes[0]), dtype)
+        return fast.kernels_apply(pl.models.feedforward(sizes), inputs, precision)
+
+    assert applies((20, 40, 30, 5))
+    assert applies((20, 40, 30, 5), precision="bfloat16")
+    assert not applies((20, 40, 30, 5), precision="highest")
+    assert not applies((20, 40, 30, 5), dtype=jnp.float32)  # rounding would change the data
+    assert applies((20, 40, 30, 5), dtype=jnp.float32, precision="bfloat16")
     for sizes in [(128, 40, 30, 5), (20, 40, 129, 5), (20, 40, 30, 17), (20, 40, 5), (20, 40, 30, 30, 5)]:
-        other = pl.classification(pl.models.feedforward(sizes).apply)
-        assert not fused.fits(other, train.batch, None)
-    wide = pl.classification(pl.models.feedforward((20, 5_000, 30, 5)).apply)
-    batches = {num: (jnp.zeros((num, 20), jnp.int8), jnp.zeros(num, jnp.int32)) for num in (128, 5_000)}
-    assert not fused.fits(wide, batches[128], None)
-    assert fused.fits(wide, batches[5_000], None)
-    assert not fused.fits(pl.regression(network.apply), train.batch, None)
-    assert not fused.fits(pl.classification(lambda w, x: 1.0 * network.apply(w, x)), train.batch, None)
+        assert not applies(sizes)
+    assert not applies((20, 5_000, 30, 5), num=128)
+    assert applies((20, 5_000, 30, 5), num=5_000)
 
 
-def test_blocks_leave_no_split_empty_and_fewer_to_many_chains() -> None:
-    for hidden, batch_size in [(50, 558), (500, 5_080), (5_000, 50_305), (3, 2)]:
-        network = pl.models.feedforward((100, hidden, 100, 10))
-        counts = [fused.blocks_for(network, batch_size, chains).splits for chains in (1, 8, 64, 1000)]
-        assert counts == sorted(counts, reverse=True)
-        assert all(1 <= c <= -(-batch_size // fused.blocks_for(network, batch_size, 1).back_rows) for c in counts)
+def assert_close_to_double(potential: pl.Potential, got: dict, weights: dict, train: pl.Dataset) -> None:
+    """Compare with the plain gradient in float64, to the rounding of sums of a few hundred products in float32."""
+    with jax.enable_x64(True):
+        doubled = jax.tree.map(lambda w: jnp.asarray(np.asarray(w), jnp.float64), weights)
+        batch = tuple(jnp.asarray(np.asarray(array)) for array in train.batch)
+        exact = jax.tree.map(np.asarray, jax.jit(jax.grad(potential.loss))(doubled, batch))
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(got))
+    assert relative_error(got, exact) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "output_activation", "chunk"),
+    [((20, 40, 30, 5), "relu", 1024), ((20, 40, 30, 5), "relu", 20), ((20, 5), "identity", 35)],
+    ids=["one chunk", "chunks and a rest", "one layer, equal chunks"],
+)
+def test_the_gradient_with_features_first(monkeypatch, sizes, output_activation, chunk) -> None:
+    monkeypatch.setattr(fast, "DENSE_CHUNK", chunk)
+    network = pl.models.feedforward(sizes, output_activation=output_activation)
+    potential, weights, train = problem(network, 70)
+    gradient = fast._dense_gradient(network)
+    assert_close_to_double(potential, jax.jit(gradient)(weights, train.batch), weights, train)
+    several = jax.tree.map(lambda w: jnp.stack([0 * w, 100 * w]), weights)  # chains with a common batch; large logits
+    together = jax.jit(jax.vmap(gradient, in_axes=(0, None)))(several, train.batch)
+    large = jax.tree.map(lambda w: 100 * w, weights)
+    assert_close_to_double(potential, jax.tree.map(lambda g: g[1], together), large, train)
+
+
+def test_cases_in_which_the_gradient_with_features_first_is_used(monkeypatch) -> None:
+    def marked(network: object) -> object:
+        return lambda weights, batch: jax.tree.map(lambda w: jnp.full_like(w, 7), weights)
+
+    monkeypatch.setattr(fast, "_dense_gradient", marked)
+    network = pl.models.feedforward((20, 40, 30, 5))
+    _, weights, train = problem(network, 70)
+
+    def used(potential: pl.Potential, batch: tuple = train.batch, **options: Any) -> bool:
+        return bool(jnp.all(minibatch_gradient(potential, weights, batch, **options)["layer1"]["bias"] == 7))
+
+    potential = pl.classification(network.apply)
+    assert used(potential)
+    assert used(potential, (train.inputs.astype(jnp.float32), train.targets), precision="highest")
+    assert not used(potential, split=True)
+    assert not used(pl.classification(lambda w, x: 1.0 * network.apply(w, x)))
+    assert not used(pl.regression(network.apply), (train.inputs, jnp.zeros((70, 5))))

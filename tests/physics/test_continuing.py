@@ -1,4 +1,4 @@
-"""A chain that starts where another ended meets new noise, whatever its key."""
+"""A chain that starts where another ended has other noise, even with the same key."""
 
 import jax
 import numpy as np
@@ -6,8 +6,8 @@ import numpy as np
 import pseudolangevin as pl
 
 
-def test_a_chain_that_continues_with_the_same_key_meets_other_noise():
-    """Of a weight that diffuses freely the next displacement is independent of the last."""
+def test_a_chain_that_continues_with_the_same_key_has_other_noise():
+    """The next displacement of a weight that diffuses freely is independent of the last."""
     potential = pl.Potential(lambda w, batch: batch[0] * (w["w"] @ np.zeros(500, np.float32)), weight_decay=0.1)
     data = pl.Dataset(np.ones(10, np.float32), np.ones(10, np.float32))
     sampler = pl.full_batch_langevin(potential, data, time_step=0.02)

@@ -1,4 +1,4 @@
-"""What hybrid Monte Carlo samples: against theory, against an independent implementation, and against pseudo-Langevin.
+"""Equilibrium of hybrid Monte Carlo: compared with theory, with BlackJAX and with pseudo-Langevin.
 
 Standard errors come from the spread of the means of independent chains, so autocorrelation is in them.
 """
@@ -16,13 +16,13 @@ from ..compilation import optimized_steps
 
 
 def mean_and_error(values):
-    """Mean and standard error of an array (chain, draw)."""
+    """Return mean and standard error of an array (chain, draw)."""
     means = np.asarray(values, np.float64).mean(axis=1)
     return means.mean(), means.std(ddof=1) / len(means) ** 0.5
 
 
 def gaussian(dimension, num_examples, seed=0):
-    """U = ½|w − x̄|² + constant, whose every mini-batch has another centre."""
+    """Return U = ½|w − x̄|² + constant; every mini-batch has another centre."""
     inputs = np.random.default_rng(seed).normal(size=(num_examples, dimension)).astype(np.float32)
     potential = pl.Potential(lambda w, batch: 0.5 * jnp.sum((batch[0] - w) ** 2, axis=-1))
     return potential, pl.Dataset(inputs, np.zeros(num_examples, np.float32))
@@ -64,8 +64,8 @@ def test_acceptance_on_a_gaussian_agrees_with_theory():
         assert error < 0.05
 
 
-def test_minibatch_hmc_samples_the_whole_data_set_exactly():
-    """The centre of a batch of 4 is half a thermal standard deviation away: only Metropolis makes it right."""
+def test_minibatch_hmc_samples_the_full_data_set_exactly():
+    """The centre of a batch of 4 is half a thermal standard deviation away: only Metropolis corrects it."""
     dimension, num_chains, temperature = 3, 64, 1.0
     potential, dataset = gaussian(dimension, num_examples=40)
     sampler = pl.minibatch_hybrid_monte_carlo(potential, dataset, batch_size=4, num_leapfrog_steps=3, time_step=0.4)

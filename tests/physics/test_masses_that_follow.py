@@ -1,7 +1,7 @@
-"""Masses that are reset to follow the weights change what is sampled; masses that are only raised do not.
+"""Masses that are reset to follow the weights change the distribution; masses that are only raised do not.
 
 One weight, w·x against y: the gradient of an example is w·x² − x·y, so 𝒱 and with it the nominal mass grow with w².
-Masses that follow w at once make a mobility 1/M(w), and the density becomes M(w)·exp(−U/T) (docs/method.md).
+Masses that follow w without delay make a mobility 1/M(w), and the density becomes M(w)·exp(−U/T) (docs/method.md).
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def problem():
 
 
 def mean_square(problem, *, temperature_ratio, reset_probability):
-    """⟨w²⟩ over chains that measure 𝒱 often, and its standard error."""
+    """Return ⟨w²⟩ over chains that measure 𝒱 often, and its standard error."""
     potential, dataset = problem
     sampler = pl.pseudo_langevin(
         potential,
@@ -48,7 +48,7 @@ def mean_square(problem, *, temperature_ratio, reset_probability):
 
 
 def predicted(problem, weighted):
-    """⟨w²⟩ of exp(−U/T), or of M(w)·exp(−U/T), by quadrature."""
+    """Return ⟨w²⟩ of exp(−U/T), or of M(w)·exp(−U/T), by quadrature."""
     _, dataset = problem
     x, y = np.asarray(dataset.inputs[:, 0], float), np.asarray(dataset.targets, float)
     w = np.linspace(-4, 4, 2_001)

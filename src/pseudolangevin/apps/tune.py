@@ -103,7 +103,7 @@ class Tuned:
 
     def __str__(self) -> str:
         """Return a table of all candidates, the notes and the verdict."""
-        rows = [tried.cells() | ({"": "best"} if tried is self.best else {}) for tried in self.tried]
+        rows = [t.cells() | ({"": f"best {t.note}".strip()} if t is self.best else {}) for t in self.tried]
         table = [list(rows[0]), *(list(row.values()) for row in rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -26,7 +26,8 @@ def reproduce(cases: tuple[Case, ...], out: Path) -> Iterator[Stage]:
 
 def samplers_of(case: Case, task: Task, weights: Weights) -> dict[str, Sampler]:
     """Return the samplers by label."""
-    system, found = (task.potential, task.train), {}
+    system = (task.potential, task.train)
+    found: dict[str, Sampler] = {}
     for percentage in case.options["percentages"]:
         size = max(2, round(percentage / 100 * task.train.num_examples))
         sampler = pseudo_langevin(*system, batch_size=size, refresh_every=1_000, reset_probability=0.0)

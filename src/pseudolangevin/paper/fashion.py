@@ -40,16 +40,15 @@ class Group(NamedTuple):
         return name if self.weight_decay is None else f"{name}, weight decay {self.weight_decay:g}"
 
 
-PAPER, SMOKE = {"warmup_refreshes": 0}, {"batch_size": 200, "refresh_every": 1_600, "warmup_refreshes": 6}
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
         **{"hidden_units": 500, "num_train": 50_000, "num_starts": 4, "weight_decay": 101.61, "seed": 0},
         "groups": (
-            Group(1e-7, chains(100_000, 500, 40, **PAPER)),
-            Group(5e-8, chains(200_000, 500, 40, **PAPER)),
-            Group(5e-7, chains(50_000, 500, 20, **PAPER)),
+            Group(1e-7, chains(100_000, 500, 40, warmup_refreshes=0)),
+            Group(5e-8, chains(200_000, 500, 40, warmup_refreshes=0)),
+            Group(5e-7, chains(50_000, 500, 20, warmup_refreshes=0)),
             Group(0.0, chains(90_000, 1_000, 20, learning_rate=1e-4)),
-            Group(1e-7, chains(30_000, 500, 20, **PAPER), 1e3),
+            Group(1e-7, chains(30_000, 500, 20, warmup_refreshes=0), 1e3),
         ),
         "start_steps": 1_500,  # steps of Adam after which a random start must have no dead class
         "gap": 0.01,  # largest accepted difference of a test error from that of Adam, where nothing is published
@@ -58,8 +57,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": {
         **{"hidden_units": 50, "num_train": 5_000, "num_starts": 2, "weight_decay": 100.0, "seed": 0},
         "groups": (
-            Group(2e-5, chains(6_000, 200, 60, **SMOKE)),
-            Group(1e-4, chains(6_000, 200, 60, **SMOKE)),
+            Group(2e-5, chains(6_000, 200, 60, batch_size=200, refresh_every=1_600, warmup_refreshes=6)),
+            Group(1e-4, chains(6_000, 200, 60, batch_size=200, refresh_every=1_600, warmup_refreshes=6)),
             Group(0.0, chains(8_000, 200, 40, learning_rate=1e-3)),
         ),
         **{"start_steps": 400, "gap": 0.02, "overfitting": None},  # the network is too small to overfit

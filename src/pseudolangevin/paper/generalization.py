@@ -37,12 +37,14 @@ class Phase(NamedTuple):
 
 def _often(num_steps: int, seconds: float, every: int = 1_024, **settings: Any) -> Chains:
     """Return chains that measure the gradient variance often, as those from the prior must."""
-    return chains(
-        num_steps, 512, seconds, refresh_every=every, max_refresh_interval=every, warmup_refreshes=7, **settings
-    )
+    settings |= {"refresh_every": every, "max_refresh_interval": every, "warmup_refreshes": 7}
+    return Chains(num_steps, 512, seconds, settings)
 
 
-LARGE, SMALL = {"refresh_every": 4_000, "warmup_refreshes": 3}, {"refresh_every": 1_600, "warmup_refreshes": 4}
+def _small(num_steps: int, seconds: float) -> Chains:
+    return chains(num_steps, 100, seconds, refresh_every=1_600, warmup_refreshes=4)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
         "hidden_units": 5_000,
@@ -50,13 +52,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("3e-7", 3e-7, "prior", _often(20_480, 60), 0.55),
             Phase("2e-7", 2e-7, "prior", _often(20_480, 30), 0.75),
             Phase("1e-6", 1e-6, "prior", _often(30_720, 40), 0.2),
-            Phase("3e-7 from random weights", 3e-7, "random", chains(6_000, 500, 30, **LARGE)),
-            Phase("1e-7 from random weights", 1e-7, "random", chains(50_000, 500, 90, **LARGE), judged=False),
+            Phase("3e-7 from random weights", 3e-7, "random", chains(6_000, 500, 30, refresh_every=4_000)),
+            Phase("1e-7 from random weights", 1e-7, "random", chains(50_000, 500, 90, refresh_every=4_000), 1.0, False),
             Phase("Adam", 0.0, "random", chains(10**6, 1_000, 40, batch_size=1_024, learning_rate=3e-4)),
-            Phase(
-                "Adam on all examples", 0.0, "random", chains(10**6, 1_000, 30, batch_size=6_288, learning_rate=1e-3)
-            ),
-            Phase("1e-7 from Adam", 1e-7, "Adam on all examples", _often(12_288, 15), judged=False),
+            Phase("Adam on all", 0.0, "random", chains(10**6, 1_000, 30, batch_size=6_288, learning_rate=1e-3)),
+            Phase("1e-7 from Adam", 1e-7, "Adam on all", _often(12_288, 15), judged=False),
             Phase("1e-5", 1e-5, "3e-7 from random weights", _often(8_192, 15)),
             Phase("1e-4", 1e-4, "1e-5", _often(8_192, 20, 256, temperature_ratio=0.003, mass_floor=0.1)),
         ),
@@ -70,15 +70,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": {
         "hidden_units": 50,
         "phases": (
-            Phase("3e-5 from random weights", 3e-5, "random", chains(6_000, 100, 60, **SMALL)),
-            Phase("6e-5", 6e-5, "prior", chains(3_000, 100, 30, **SMALL)),
-            Phase("1e-4", 1e-4, "prior", chains(3_000, 100, 30, **SMALL)),
+            Phase("3e-5 from random weights", 3e-5, "random", _small(6_000, 60)),
+            Phase("6e-5", 6e-5, "prior", _small(3_000, 30)),
+            Phase("1e-4", 1e-4, "prior", _small(3_000, 30)),
             Phase("Adam", 0.0, "random", chains(20_000, 500, 40, learning_rate=1e-3)),
-            Phase("1e-6 from Adam", 1e-6, "Adam", chains(3_000, 100, 30, **SMALL), judged=False),
+            Phase("1e-6 from Adam", 1e-6, "Adam", _small(3_000, 30), judged=False),
         ),
         "measuring": {"observe_examples": 10_000},
-        "start_steps": 2_000,
-        **{"flat": 0.01, "gap": 0.015, "overfitting": 0.003, "seed": 0},
+        **{"start_steps": 2_000, "flat": 0.01, "gap": 0.015, "overfitting": 0.003, "seed": 0},
     },
 }
 

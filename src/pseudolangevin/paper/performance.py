@@ -19,24 +19,19 @@ from ..apps.tune import Tuned, tune
 from .results import Row, Stage, published_numbers, row
 from .spins import Case, Task, compare_speeds
 
-PAPER, TUNED = "pL, S = 1 %, ratio 0.01", "pL, tuned"
-
 
 def _options(gain: float, moves: tuple[int, ...], refresh_every: int = 5_000, **tuning: Any) -> dict[str, Any]:
-    """Return the smallest accepted D* of tuned pL over hMC, the lengths of moves, and arguments of `tune`.
+    """Return the smallest accepted D* of tuned pL over hMC, the leapfrog steps of moves, and arguments of `tune`.
 
     The gradient variance is measured more often than in the paper where 5000 steps take too long.
     """
-    return {"gain": gain, "moves": moves, "refresh_every": refresh_every, "tuning": {"seconds": 40, **tuning}}
+    return {"gain": gain, "moves": moves, "refresh_every": refresh_every, "tuning": {"seconds": 40} | tuning}
 
 
-# Batch sizes from 0.1 to 1 % and from 1 to 10 % of the training set.
-LARGE = {"batch_sizes": (5_030, 15_090, 50_300), "temperature_ratios": (0.003, 0.01, 0.03), "observe_examples": 204_800}
-MIDDLE = {"batch_sizes": (5_080, 15_240, 50_800), "observe_examples": 111_600}
 SETTINGS = {
     "paper": (
-        Case(5_000, 1e-6, 20_000, 10, 6, 20_480, _options(1.0, (1,), 1_000, **LARGE)),
-        Case(500, 1e-6, 20_000, 80, 3, 55_800, _options(1.0, (100, 1_000), 2_000, **MIDDLE)),
+        Case(5_000, 1e-6, 20_000, 10, 6, 20_480, _options(1.0, (1,), 1_000, temperature_ratios=(0.003, 0.01, 0.03))),
+        Case(500, 1e-6, 20_000, 80, 3, 55_800, _options(1.0, (100, 1_000), 2_000)),
         Case(50, 1e-6, 100_000, 20, 3, 55_800, _options(1.4, (100, 300, 1_000))),
         Case(50, 3e-5, 100_000, 20, 3, 55_800, _options(4.7, (100, 300, 1_000))),
     ),
@@ -52,15 +47,19 @@ def reproduce(cases: tuple[Case, ...], out: Path) -> Iterator[Stage]:
         system, chunks = (task.potential, task.train), {"chunk_size": case.chunk_size}
         paper = pseudo_langevin(*system, refresh_every=case.options["refresh_every"])
         options: dict[str, Any] = {"temperature": case.temperature, "key": case.seed, "report": print, **chunks}
-        tuned.append(tune(paper, weights, **options, **case.options["tuning"]))
-        found = {PAPER: paper, TUNED: tuned[-1].sampler}
+        # A million weights are stable with the masses of small batches only.
+        shares = (0.001, 0.003, 0.01) if case.hidden_units > 1_000 else (0.01, 0.03, 0.1, 0.3)
+        options["batch_sizes"] = [max(2, round(share * task.train.num_examples)) for share in shares]
+        options["observe_examples"] = min(200_000, task.train.num_examples)
+        tuned.append(tune(paper, weights, **options | case.options["tuning"]))
+        found = {"pL as in the paper": paper, "pL, tuned": tuned[-1].sampler}
         for steps in case.options["moves"]:
             moves: dict[str, Any] = {"num_leapfrog_steps": steps, "warmup_moves": 10, **chunks}
             found[f"hMC, {steps} steps"] = hybrid_monte_carlo(*system, time_step=0.03, **moves)
         return found
 
     def pairs_of(case: Case, labels: Any) -> list[tuple[str, str, float, bool]]:
-        return [(TUNED, label, case.options["gain"], False) for label in labels[2:]]
+        return [("pL, tuned", label, case.options["gain"], False) for label in labels[2:]]
 
     for rows, figure, record in compare_speeds(cases, out, samplers_of, pairs_of):
         found = zip(cases, tuned, record["measured"].items(), strict=False)
@@ -70,7 +69,7 @@ def reproduce(cases: tuple[Case, ...], out: Path) -> Iterator[Stage]:
 
 def rows_of(case: Case, tuned: Tuned, where: str, speeds: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """Return the rows of one case on moves of 1000 steps, on times, and on the biases of tuned pL."""
-    longest, bound, paper = max(case.options["moves"]), "", speeds[PAPER]
+    longest, bound, paper = max(case.options["moves"]), "", speeds["pL as in the paper"]
     move = speeds[f"hMC, {longest} steps"]
     diffusion, seconds = move["D*/N"], move["seconds_per_step"]
     if longest < 1_000:
@@ -91,5 +90,8 @@ def rows_of(case: Case, tuned: Tuned, where: str, speeds: Mapping[str, Mapping[s
         f"share of variance measurements in a pL step, {where}": ("share", paper["variance_share"]),
     }
     rows = [row(quantity, value, published=known.get(name)) for quantity, (name, value) in values.items()]
+    if bound:  # short moves alone would flatter pL
+        gain = speeds["pL, tuned"]["D*/N"] / diffusion
+        rows.append(row(f"D*, {where}, pL, tuned over hMC as in the paper{bound}", gain, at_least=case.options["gain"]))
     biases = tuned.best.bias.items()
-    return rows + [row(f"bias of {n}, {where}, {TUNED}", b, tolerance=tuned.bias_budget) for n, b in biases]
+    return rows + [row(f"bias of {n}, {where}, pL, tuned", b, tolerance=tuned.bias_budget) for n, b in biases]

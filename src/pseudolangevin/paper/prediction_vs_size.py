@@ -34,15 +34,19 @@ def _moves(seconds: float, num_leapfrog_steps: int, time_step: float, warmup_mov
     return chains(10_000, 1, seconds, chunk_size=chunk_size, **options)
 
 
-# From the prior the gradient variance falls by orders of magnitude, so that the masses must follow it.
-FOLLOWING = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7, "reset_probability": 1.0}
+def _following(num_steps: int, seconds: float, every: int = 1_024) -> Chains:
+    """Return chains whose masses follow the gradient variance, which falls by orders of magnitude from the prior."""
+    refresh = {"refresh_every": every, "max_refresh_interval": every, "warmup_refreshes": 7, "reset_probability": 1.0}
+    return Chains(num_steps, 512, seconds, refresh)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
         "temperature": 1e-6,
         "sizes": (
             Size(50, 5_000, 3, chains(300_000, 2_000, 20), _moves(20, 500, 20.0, 10, 55_800)),
             Size(500, 5, 3, chains(150_000, 1_000, 30), _moves(25, 100, 10.0, 10, 55_800)),
-            Size(5_000, 0, 1, chains(20_480, 512, 35, **FOLLOWING), _moves(30, 10, 5.0, 4, 20_480)),
+            Size(5_000, 0, 1, _following(20_480, 35), _moves(30, 10, 5.0, 4, 20_480)),
         ),
         "seed": 0,
     },

@@ -34,7 +34,8 @@ def reproduce(cases: tuple[Case, ...], out: Path) -> Iterator[Stage]:
 
 def samplers_of(case: Case, task: Task, weights: Weights) -> dict[str, Sampler]:
     """Return the samplers by label."""
-    system, found = (task.potential, task.train), {}
+    system = (task.potential, task.train)
+    found: dict[str, Sampler] = {}
     for value in case.options["ratios"]:
         sampler = pseudo_langevin(*system, temperature_ratio=value, refresh_every=1_000, reset_probability=0.0)
         found[f"pL, ratio {value:g}"] = sampler

@@ -61,7 +61,7 @@ class BalancedLangevin(NoiseMassLangevin):
             friction must then be applied more often.
         friction_every: steps n between two applications of the friction; default: the largest n up to 5 with
             n·(1 − c1²)·𝒯 ≤ 0.002, which was measured to be small enough.
-        friction_batch_size: examples B of the batch that the friction is computed on; default: half of `batch_size`.
+        friction_batch_size: examples B of the batch of the friction; default: a quarter of `batch_size`.
         num_warmup: steps during which masses are set from the noise; default: until two measurements at doubling
             intervals agree within `refresh_tolerance`.
 
@@ -86,7 +86,7 @@ class BalancedLangevin(NoiseMassLangevin):
             object.__setattr__(self, "friction_every", max(1, min(5, math.floor(bound + 1e-6))))
         check_integer("friction_every", self.friction_every, minimum=1)
         if self.friction_batch_size is None:
-            object.__setattr__(self, "friction_batch_size", max(2, (self.batch_size or 2) // 2))
+            object.__setattr__(self, "friction_batch_size", max(2, (self.batch_size or 2) // 4))
         check_integer("friction_batch_size", self.friction_batch_size, minimum=2, maximum=self.dataset.num_examples)
         if self.num_warmup is not None:
             check_integer("num_warmup", self.num_warmup, minimum=0)
@@ -112,6 +112,12 @@ class BalancedLangevin(NoiseMassLangevin):
                 "friction_batch_size, or lower friction_every or temperature_ratio",
                 stacklevel=4,
             )
+
+    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights, Array]:
+        """Return 𝒱 and masses that are ten times heavier than nominal, as 𝒱 may grow quickly in the warm-up."""
+        current, mass, status = super().initial_noise(key, weights, temperature)
+        heavier = 1.0 if self.num_warmup == 0 else 10.0
+        return current, jax.tree.map(lambda m: heavier * m, mass), status
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
         """Start the warm-up."""
@@ -172,7 +178,9 @@ class BalancedLangevin(NoiseMassLangevin):
         else:
             ends = state.step >= self.num_warmup
         average = jax.tree.map(lambda a, b: jnp.where(ends, 0.5 * (a + b), b), old, measured)
+        heavier = jnp.where(ends, 1.0, 10.0 ** jnp.maximum(1 - state.num_refreshes / self.warmup_refreshes, 0.0))
         nominal = self.nominal_masses(average, state.weights, state.temperature)
+        nominal = jax.tree.map(lambda m: (heavier * m).astype(m.dtype), nominal)
         ratios = masses.temperature_ratios(self._guarded(measured), state.masses, state.temperature, **self.dynamics)
         excess = jax.tree.map(lambda r: r / self.ratio_limit, ratios)
         raised = jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess)

@@ -455,8 +455,8 @@ class NoiseMassLangevin(MinibatchLangevin):
     def __post_init__(self) -> None:
         """Validate the settings."""
         super().__post_init__()
-        for name, ratio in (("temperature_ratio", self.temperature_ratio), ("max_temperature_ratio", self.ratio_limit)):
-            check_positive(name, ratio)
+        check_positive("temperature_ratio", self.temperature_ratio)
+        check_positive("max_temperature_ratio", self.ratio_limit)
         if self.ratio_limit < self.temperature_ratio:
             raise ValueError(
                 f"max_temperature_ratio = {self.ratio_limit:g} is below temperature_ratio = "

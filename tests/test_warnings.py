@@ -1,17 +1,26 @@
 """Warnings name the chain, the cause and the remedy, once."""
 
 import warnings
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin.chains import Layout
-from pseudolangevin.reports import Reporter
+from pseudolangevin.chains import _Reporter as Reporter
 
-LAYOUT = Layout((1e-5, 3e-5), 2)
 HEALTHY = np.zeros(4, np.int32)
+
+
+class FourChains:
+    size = 4
+
+    def chain_name(self, index: int) -> str:
+        return f"chain {index % 2} at T = {(1e-5, 3e-5)[index // 2]:g}"
+
+
+LAYOUT: Any = FourChains()
 
 
 def record(status=HEALTHY, dead=None):
@@ -27,7 +36,7 @@ def test_a_stopped_chain_is_named_with_cause_and_remedy_and_only_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reporter.report(record(status), step=30, last=True)
-    assert reporter.any_running
+    assert not reporter.all_stopped
 
 
 def test_nothing_is_left_when_all_have_stopped():
@@ -35,7 +44,7 @@ def test_nothing_is_left_when_all_have_stopped():
     with pytest.warns(pl.ChainStoppedWarning) as caught:
         reporter.report(record([1, 2, 1, 2]), step=20, last=False)
     assert len(caught) == 4
-    assert not reporter.any_running
+    assert reporter.all_stopped
 
 
 def test_every_status_explains_itself():

@@ -1,0 +1,174 @@
+"""Balanced Langevin dynamics: every direction has the temperature T, however correlated the mini-batch noise is.
+
+The loss of example μ is ½·|w|² + b_μ·w with Σ_μ b_μ = 0. The correlation matrix of the noise b has one collective
+direction of eigenvalue 26, in which pseudo-Langevin is far too hot.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pseudolangevin as pl
+from pseudolangevin import _trees as trees
+from pseudolangevin.gradients import covariance_product
+from pseudolangevin.samplers.balanced import apply_friction, friction_coefficients
+
+from ..compilation import optimized_steps
+
+SIZE, EIGENVALUE, NUM_EXAMPLES, T = 40, 26.0, 4000, 0.01
+OPTIONS: dict[str, Any] = {"batch_size": 20, "momentum_retention": 0.99**0.5, "variance_from": "examples"}
+COLLECTIVE = np.ones(SIZE) / np.sqrt(SIZE)
+
+
+class WithoutFriction(pl.balanced_langevin):
+    """Balanced Langevin dynamics with the friction switched off."""
+
+    def apply_balance(self, state):
+        return state.half_step_momentum
+
+
+@pytest.fixture(scope="module")
+def problem() -> tuple[pl.Potential, pl.Dataset]:
+    rest = (SIZE - EIGENVALUE) / (SIZE - 1)
+    correlation = rest * np.eye(SIZE) + (EIGENVALUE - rest) * np.outer(COLLECTIVE, COLLECTIVE)
+    raw = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, SIZE))
+    orthogonal = np.linalg.qr(raw - raw.mean(axis=0))[0] * np.sqrt(NUM_EXAMPLES)
+    rows = orthogonal @ np.linalg.cholesky(correlation).T
+    potential = pl.Potential(lambda w, batch: 0.5 * jnp.sum(w**2) + batch[0] @ w)
+    return potential, pl.Dataset(rows.astype(np.float32), np.zeros(NUM_EXAMPLES, np.float32))
+
+
+def temperatures(sampler: pl.Sampler, num_chains: int, num_steps: int) -> tuple[np.ndarray, np.ndarray, pl.Result]:
+    """Return ⟨w²⟩/T along 40 orthogonal directions, the collective one first, and its standard error."""
+    random = np.random.default_rng(1).normal(size=(SIZE, SIZE - 1))
+    basis = np.linalg.qr(np.concatenate([COLLECTIVE[:, None], random], axis=1))[0].astype(np.float32)
+    with optimized_steps():
+        result = pl.sample(
+            sampler,
+            jnp.zeros(SIZE),
+            temperatures=[T],
+            num_chains=num_chains,
+            num_steps=num_steps,
+            record_every=20,
+            observe_examples=2,
+            observables={"along": lambda w, data: w @ basis},
+            key=0,
+        )
+    steady = result.trace["along"].values[0, :, num_steps // 80 :]
+    by_chain = (steady**2).mean(axis=1) / T
+    return by_chain.mean(axis=0), by_chain.std(axis=0, ddof=1) / np.sqrt(num_chains), result
+
+
+def test_every_direction_has_the_right_temperature_and_masses_are_fixed_after_the_warmup(problem):
+    sampler = pl.balanced_langevin(
+        *problem, temperature_ratio=0.2, friction_batch_size=80, refresh_every=128, **OPTIONS
+    )
+    mean, error, result = temperatures(sampler, num_chains=128, num_steps=8_000)
+    assert error.max() < 0.02
+    assert abs(mean[0] - 1) < 3 * error[0]
+    assert np.abs((mean - 1) / error).max() < 3.3  # the largest of 40
+    trace = result.trace.isel(temperature=0)
+    kinetic = trace.kinetic_temperature.values[:, 100:].mean(axis=1) / T
+    assert abs(kinetic.mean() - 1) < 3 * kinetic.std(ddof=1) / np.sqrt(128) + 0.01
+    assert (trace.warmup_end[:, 0] == trace.warmup_end[:, -1]).all()
+    assert (trace.warmup_end[:, 0] > 0).all()
+    assert (trace.refresh_interval[:, -1] > trace.refresh_interval[:, 0]).all()
+    assert (trace.raised_share == 0).all()
+    variance = np.asarray(problem[1].inputs, np.float64).var(axis=0) / 20
+    masses = variance / (4 * (1 - 0.99) * T * 0.2)
+    np.testing.assert_allclose(result.states.masses, np.broadcast_to(masses, (128, SIZE)), rtol=1e-3)
+
+
+def test_pseudo_langevin_and_the_dynamics_without_friction_are_too_hot(problem):
+    for make in (pl.pseudo_langevin, WithoutFriction):
+        sampler = make(*problem, temperature_ratio=0.2, **OPTIONS)
+        mean, error, _ = temperatures(sampler, num_chains=32, num_steps=2_000)
+        assert mean[0] > 5 + 3 * error[0]
+
+
+def test_masses_stay_fixed_unless_the_noise_grows_beyond_the_limit(small_task):
+    options: dict[str, Any] = {"temperature_ratio": 0.01, "friction_batch_size": 200, "num_warmup": 20}
+    sampler = pl.balanced_langevin(
+        small_task.potential, small_task.train, batch_size=16, refresh_every=10, variance_examples=100, **options
+    )
+    run = pl.Run(sampler, temperatures=[1e-4])
+    masses, ends = [], []
+    for record in run.records(run.start(small_task.weights, 0), stop=60, every=10):
+        assert record.observables is not None
+        masses.append(np.asarray(trees.ravel(record.states.masses)))
+        ends.append(int(record.observables["warmup_end"][0]))
+    assert (masses[0] != masses[1]).any()
+    fixed = next(index for index, end in enumerate(ends) if end >= 20)
+    assert ends[: fixed + 1] == [-1] * fixed + ends[-1:]
+    assert fixed < 5
+    state = jax.tree.map(lambda leaf: leaf[0], record.states)
+    for later in masses[fixed + 1 :]:
+        assert np.mean(later == masses[fixed]) > 0.95  # a few of 364 exceed four times the nominal ratio
+        assert (later >= masses[fixed]).all()
+    light = state._replace(masses=jax.tree.map(lambda m: m / 100, state.masses))
+    after = jax.jit(lambda s, state: s.refresh(state))(sampler, light)
+    raised = np.asarray(trees.ravel(after.masses)) > np.asarray(trees.ravel(light.masses))
+    assert float(after.raised_share) == pytest.approx(raised.mean(), abs=1e-6)
+    assert raised.mean() > 0.3
+    thermal = [np.asarray(trees.ravel(s.half_step_momentum)) / np.sqrt(trees.ravel(s.masses)) for s in (light, after)]
+    np.testing.assert_allclose(thermal[1], thermal[0], rtol=1e-4)
+
+
+def test_a_friction_that_would_be_noisy_gives_a_warning(problem):
+    sampler = pl.balanced_langevin(*problem, temperature_ratio=0.2, friction_every=5, friction_batch_size=2, **OPTIONS)
+    with pytest.warns(UserWarning, match="friction_batch_size = 2 with friction_every = 5"):
+        sampler.check(jnp.zeros(SIZE))
+
+
+@pytest.mark.parametrize(("retained", "cycle"), [(0.99, 1), (0.99, 5), (0.9, 3)])
+def test_the_friction_is_exact_for_noise_of_rank_two(retained, cycle):
+    rng = np.random.default_rng(2)
+    vectors = np.linalg.qr(rng.normal(size=(12, 2)))[0]
+    noise = vectors @ np.diag([0.03, 2.5]) @ vectors.T
+    y = rng.normal(size=12)
+    a, b = friction_coefficients(retained, cycle)
+    if cycle == 1:
+        assert (a, b) == pytest.approx((1 / (1 + retained),) * 2)
+    expected = y - a * noise @ np.linalg.solve(np.eye(12) + b * noise, y)
+    found = apply_friction(
+        lambda v: (jnp.asarray(noise, jnp.float32) @ v, jnp.zeros(3)), jnp.float32(y), retained, cycle
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 0.1, 10.0, 1e4])
+def test_the_friction_never_increases_the_norm(scale):
+    rng = np.random.default_rng(3)
+
+    @jax.jit
+    def shares(gradients, y):
+        def one(g, y):
+            rubbed = apply_friction(lambda v: (g.T @ (g @ v) / (len(g) - 1), g @ v), y, 0.99, 5)
+            return jnp.linalg.norm(rubbed) / jnp.linalg.norm(y)
+
+        return jax.vmap(one)(gradients, y)
+
+    gradients = np.sqrt(scale) * rng.standard_t(3, size=(200, 6, 30)) * np.geomspace(0.01, 1, 30)
+    found = np.asarray(
+        shares(jnp.asarray(gradients, jnp.float32), jnp.asarray(rng.normal(size=(200, 30)), jnp.float32))
+    )
+    assert found.max() < 1 + 1e-5
+    assert np.isfinite(found).all()
+    if scale == 0:
+        np.testing.assert_allclose(found, 1, rtol=1e-6)
+
+
+def test_the_covariance_product_is_that_of_the_explicit_matrix(small_task):
+    potential, weights, batch = small_task.potential, small_task.weights, small_task.train.head(30).batch
+    one = jax.grad(lambda w, x, y: potential.loss(w, (x[None], y[None])))
+    rows = jax.vmap(trees.ravel)(jax.vmap(one, in_axes=(None, 0, 0))(weights, *batch))
+    covariance = np.cov(np.asarray(rows, np.float64), rowvar=False)
+    vector = jax.tree.map(lambda w: jnp.cos(100 * w), weights)
+    product, slopes = covariance_product(potential, weights, batch)(vector)
+    expected = covariance @ np.asarray(trees.ravel(vector), np.float64)
+    np.testing.assert_allclose(trees.ravel(product), expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+    centred = np.asarray(rows) @ np.asarray(trees.ravel(vector))
+    np.testing.assert_allclose(slopes, centred - centred.mean(), rtol=1e-3, atol=1e-4)

@@ -1,0 +1,224 @@
+"""The contract that every sampler keeps: pure methods, settings, pytree, chains and observables."""
+
+import dataclasses
+import json
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pseudolangevin as pl
+from pseudolangevin import _trees as trees
+from pseudolangevin import chains
+from pseudolangevin.observables import OBSERVABLES
+from pseudolangevin.samplers import SAMPLERS
+from pseudolangevin.samplers.base import MAX_STEPS
+
+MINIBATCH: dict[str, Any] = {"batch_size": 16, "refresh_every": 16, "variance_examples": 100}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "balanced_langevin": {"friction_every": 4, "friction_batch_size": 200, **MINIBATCH},
+    "pseudo_langevin": {"warmup_refreshes": 1, "reset_probability": 0.3, **MINIBATCH},
+    "naive_pseudo_langevin": {"time_step": 0.005, **MINIBATCH},
+    "full_batch_langevin": {"time_step": 0.05},
+    "hybrid_monte_carlo": {"num_leapfrog_steps": 3, "time_step": 0.05, "warmup_moves": 5},
+    "minibatch_hybrid_monte_carlo": {"num_leapfrog_steps": 3, "time_step": 0.01, "batch_size": 16},
+    "adam": {"batch_size": 16, "validate_every": 16},
+}
+REFRESHING = {"balanced_langevin", "pseudo_langevin", "naive_pseudo_langevin", "adam"}
+NOISE = {"temperature_ratio", "max_temperature_ratio", "peak_temperature_ratio", "stale_excess_temperature"}
+NOISE |= {"kinetic_temperature", "gradient_variance", "raised_share", "refresh_interval", "num_resets"}
+HYBRID = {"acceptance", "energy_error", "time_step", "kinetic_temperature"}
+OWN = {
+    "balanced_langevin": NOISE | {"warmup_end"},
+    "pseudo_langevin": NOISE,
+    "naive_pseudo_langevin": NOISE | {"clipped_share"},
+    "full_batch_langevin": {"kinetic_temperature"},
+    "hybrid_monte_carlo": HYBRID,
+    "minibatch_hybrid_monte_carlo": HYBRID,
+    "adam": {"validation_loss", "validation_error", "validation_step", "best_step"},
+}
+COMMON = {"loss", "potential", "squared_norm", "error", "test_loss", "test_error", "virial_temperature"}
+COMMON |= {"layer_virial_temperature", "dead_class", "status"}
+TEMPERATURES = [1e-4, 1e-3]
+NUM_STEPS = 40
+
+
+def make(name: str, task) -> pl.Sampler:
+    more = {"validation": task.test} if name == "adam" else {}
+    return SAMPLERS[name](task.potential, task.train, **SETTINGS[name], **more)
+
+
+def flat(tree: Any, *index: int) -> np.ndarray:
+    return np.asarray(trees.ravel(jax.tree.map(lambda leaf: leaf[index], tree)), np.float64)
+
+
+def temperatures_of(sampler: pl.Sampler) -> list[float] | None:
+    return TEMPERATURES if sampler.uses_temperature else None
+
+
+@pytest.fixture(scope="module", params=list(SAMPLERS))
+def result(request, small_task) -> pl.Result:
+    """A run of every sampler with two chains at two temperatures (one for Adam), and refreshes between records."""
+    sampler = make(request.param, small_task)
+    return pl.sample(
+        sampler,
+        small_task.weights,
+        temperatures=temperatures_of(sampler),
+        num_chains=2,
+        num_steps=NUM_STEPS,
+        record_every=20,
+        keep_weights_every=1,
+        test=small_task.test,
+        key=7,
+    )
+
+
+def test_every_sampler_is_tested_and_public():
+    assert set(SETTINGS) == set(OWN) == set(SAMPLERS)
+    assert all(getattr(pl, name) is sampler for name, sampler in SAMPLERS.items())
+
+
+def test_the_trace_has_its_dimensions_names_and_types(result):
+    trace, sampler = result.trace, result.sampler
+    assert {"temperature": 2 if sampler.uses_temperature else 1, "chain": 2, "draw": 2}.items() <= trace.sizes.items()
+    np.testing.assert_array_equal(trace.step, [20, 40])
+    assert set(trace.data_vars) == COMMON | OWN[sampler.name]
+    for name, data in trace.data_vars.items():
+        assert data.dims == ("temperature", "chain", "draw", *OBSERVABLES[name].dims)
+        assert (data.attrs["label"], data.attrs["unit"]) == (OBSERVABLES[name].label, OBSERVABLES[name].unit)
+        assert data.attrs["long_name"] == OBSERVABLES[name].long_name
+        assert data.dtype in (np.float64, np.int32, np.bool_)
+        assert np.isfinite(data).all(), name
+    assert list(trace.layer.values) == ["layer1", "layer2", "layer3"]
+    assert (trace.status == pl.Status.RUNNING).all()
+    assert trace.attrs == {"observed_examples": 1_000, "record_every": 20, "keep_weights_every": 1}
+
+
+def test_weights_and_samples_have_leading_axes_and_chains_differ(result, small_task):
+    shape = result.trace.status.shape[:2]
+    starts, leaves = jax.tree.leaves(small_task.weights), jax.tree.leaves(result.weights)
+    assert [(w.shape, w.dtype) for w in leaves] == [((*shape, *w.shape), w.dtype) for w in starts]
+    assert result.num_weights == 364
+    for kept, last in zip(jax.tree.leaves(result.samples), leaves, strict=True):
+        assert kept.shape == (*shape, 2, *last.shape[2:])
+        np.testing.assert_array_equal(kept[:, :, -1], last)
+        assert (kept[:, :, 0] != kept[:, :, 1]).mean() > 0.4  # reused buffers are not shared; moves may be rejected
+    assert (flat(result.weights, 0, 0) != flat(result.weights, 0, 1)).mean() > 0.9
+    assert (flat(result.weights, 0, 0) != np.asarray(trees.ravel(small_task.weights))).mean() > 0.9
+
+
+def test_records_are_made_at_the_position_of_the_states(result):
+    positions = jax.jit(jax.vmap(lambda s, state: s.position(state), in_axes=(None, 0)))(result.sampler, result.states)
+    np.testing.assert_allclose(flat(positions, 1), flat(result.weights, 0, 1), rtol=1e-6)
+    last = result.trace.isel(temperature=0, chain=1, draw=-1)
+    weights = jax.tree.map(lambda leaf: leaf[0, 1], result.weights)
+    potential, batch = result.sampler.potential, result.sampler.dataset.batch
+    assert float(last.loss) == pytest.approx(float(potential.loss(weights, batch)), rel=1e-5)
+    assert float(last.potential) == pytest.approx(float(potential.energy(weights, batch)), rel=1e-5)
+    assert float(last.squared_norm) == pytest.approx(float(trees.squared_norm(weights)), rel=1e-5)
+    gradient = jax.grad(potential.energy)(weights, batch)
+    assert float(last.virial_temperature) == pytest.approx(float(trees.dot(weights, gradient)) / 364, rel=1e-3)
+    total = float(last.layer_virial_temperature.values @ [210, 110, 44]) / 364
+    assert total == pytest.approx(float(last.virial_temperature), rel=1e-4)
+
+
+def test_a_chain_alone_equals_the_chain_alongside_others(result, small_task):
+    """One temperature instead of two, one chain instead of two, one record instead of two."""
+    sampler = result.sampler
+    temperatures = TEMPERATURES[1:] if sampler.uses_temperature else None
+    alone = pl.sample(
+        sampler, small_task.weights, temperatures=temperatures, num_steps=NUM_STEPS, record_every=NUM_STEPS, key=7
+    )
+    together = flat(result.weights, -1, 0)
+    moved = np.abs(together - np.asarray(trees.ravel(small_task.weights))).max()
+    assert np.abs(flat(alone.weights, 0, 0) - together).max() < 1e-3 * moved
+    assert float(alone.trace.loss[0, 0, -1]) == pytest.approx(float(result.trace.loss[-1, 0, -1]), rel=1e-5)
+
+
+def test_advance_equals_the_chains_of_sample(result, small_task):
+    """The methods of one chain, compiled and mapped over chains by the caller, with their refreshes."""
+    sampler = result.sampler
+    run = pl.Run(sampler, temperatures=temperatures_of(sampler), num_chains=2)
+    states = run.start(small_task.weights, 7)
+    advance = jax.jit(jax.vmap(lambda s, state, n: s.advance(state, n), in_axes=(None, 0, None)))
+    states = advance(sampler, advance(sampler, states, 27), NUM_STEPS - 27)
+    moved = np.abs(flat(result.states.weights, 1) - np.asarray(trees.ravel(small_task.weights))).max()
+    assert np.abs(flat(states.weights, 1) - flat(result.states.weights, 1)).max() < 1e-3 * moved
+    assert states.step.tolist() == [NUM_STEPS] * run.size
+    due = jax.vmap(sampler.next_refresh)(states)
+    assert sampler.refreshes == (sampler.name in REFRESHING)
+    if sampler.refreshes:
+        assert (np.asarray(due) > 16).all()
+        np.testing.assert_array_equal(due, jax.vmap(sampler.next_refresh)(result.states))
+    else:
+        assert (np.asarray(due) == MAX_STEPS).all()
+
+
+def test_a_segment_is_a_number_of_steps_and_blocks_do_not_change_it(result):
+    """A GPU runs blocks; they start at multiples of the cycle, as the step 40 is for all samplers here."""
+    sampler, state = result.sampler, jax.tree.map(lambda leaf: leaf[0], result.states)
+    segment = jax.jit(lambda s, state, num: s.segment(state, num))
+    stepped = jax.jit(lambda s, state: s.step(state, s.draw(state)))(sampler, state)
+    np.testing.assert_allclose(flat(stepped.weights), flat(segment(sampler, state, 1).weights), rtol=1e-5, atol=1e-6)
+    block = 2 * sampler.cycle
+    blocks = jax.jit(lambda s, state: s.segment(state, 2, block))(sampler, state)
+    np.testing.assert_allclose(
+        flat(blocks.weights), flat(segment(sampler, state, 2 * block).weights), rtol=1e-4, atol=1e-5
+    )
+    assert (int(stepped.step), int(blocks.step)) == (NUM_STEPS + 1, NUM_STEPS + 2 * block)
+    assert (sampler.draw(state) is None) == (sampler.batch_size is None)
+
+
+def test_a_chain_that_is_not_finite_is_put_back_and_one_that_stopped_does_not_move(result):
+    advance = jax.jit(lambda s, state: s.advance(state, 3))
+    state = jax.tree.map(lambda leaf: leaf[0], result.states)
+    broken = state._replace(temperature=state.temperature * jnp.nan)
+    if not result.sampler.uses_temperature:
+        broken = state._replace(weights=jax.tree.map(lambda w: w * jnp.nan, state.weights))
+    after = advance(result.sampler, broken)
+    assert int(after.status) == pl.Status.NON_FINITE
+    assert int(after.step) == NUM_STEPS
+    np.testing.assert_array_equal(flat(after.weights), flat(broken.weights))
+    stopped = state._replace(status=jnp.asarray(pl.Status.NO_NOISE, jnp.int32))
+    after = advance(result.sampler, stopped)
+    assert int(after.status) == pl.Status.NO_NOISE
+    np.testing.assert_array_equal(flat(after.weights), flat(state.weights))
+
+
+def test_settings_are_the_fields_and_replace_changes_them(result):
+    sampler = result.sampler
+    fields = {field.name for field in dataclasses.fields(sampler)} - {"potential", "dataset", "validation"}
+    assert set(sampler.settings) - {"num_validation"} == fields
+    json.dumps(sampler.settings)
+    assert repr(sampler) == f"{sampler.name}({', '.join(f'{n}={v!r}' for n, v in sampler.settings.items())})"
+    name = "batch_size" if sampler.batch_size is not None else "time_step"
+    changed = dataclasses.replace(sampler, **{name: 2 * getattr(sampler, name)})
+    assert changed.settings[name] == 2 * sampler.settings[name]
+    assert dataclasses.replace(changed, **{name: getattr(sampler, name)}).settings == sampler.settings
+    with pytest.raises(ValueError, match=name):
+        dataclasses.replace(sampler, **{name: -1})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sampler.potential = None
+
+
+def test_a_sampler_is_a_pytree_of_its_data(result):
+    sampler = result.sampler
+    leaves, structure = jax.tree.flatten(sampler)
+    assert len(leaves) == (4 if sampler.name == "adam" else 2)
+    rebuilt = jax.tree.unflatten(structure, leaves)
+    assert type(rebuilt) is type(sampler)
+    assert rebuilt.settings == sampler.settings
+    assert rebuilt.potential is sampler.potential
+    assert "Args:\n        potential: U." in str(type(sampler).__doc__)
+
+
+def test_the_same_settings_compile_once(result, small_task):
+    again = make(result.sampler.name, small_task)
+    run = partial(pl.sample, weights=small_task.weights, temperatures=temperatures_of(again), num_chains=2, key=3)
+    programs: Any = (chains._start, chains._segment, chains._refresh, chains._observe)
+    before = [program._cache_size() for program in programs]
+    run(again, num_steps=NUM_STEPS, record_every=20, test=small_task.test)
+    assert [program._cache_size() for program in programs] == before
