@@ -8,7 +8,7 @@ A table stands between the lines `<!-- table KIND FILE... -->` and `<!-- end of 
     summary    one line for each reproduction: rows that pass, and the worst row
     rows       all rows of one reproduction; with a third word, those whose quantity contains it
     architectures    differences between pseudo-Langevin and hybrid Monte Carlo
-    balanced   averages of balanced Langevin, alongside its references
+    balanced   averages of balanced Langevin, alongside its references; with a third word, another part of the file
     steps, against_peers, growth    tables of benchmarks/tables.py from a file of the benchmark
 """
 
@@ -88,14 +88,15 @@ def rows(file: str, *words: str) -> str:
     return markdown(["quantity", "published", "measured", "tolerance", "passes"], lines)
 
 
-def balanced(file: str) -> str:
+def balanced(file: str, part: str = "rows") -> str:
     """Return averages of each sampler, with their standard errors."""
     content, lines = json.loads((ROOT / file).read_text(encoding="utf-8")), []
-    for r in content["rows"]:
-        averages = [number(r[k]["mean"], r[k]["standard_error"]) for k in ("loss", "squared_norm", "error")]
-        length = f"{r['steps']} steps" if "steps" in r else f"{r['moves']} moves"
-        lines.append([r["sampler"].replace("_", " "), number(r["temperature_ratio"]), length, *averages])
-    return markdown(["sampler", "ratio", "length", "loss", "|w|²", "error"], lines)
+    for r in content[part]:
+        found = [r.get(k) for k in ("loss", "squared_norm", "error", "virial_temperature")]
+        averages = ["" if f is None else number(f["mean"], f["standard_error"]) for f in found]
+        size = str(r.get("num_weights", content["provenance"]["num_weights"]))
+        lines.append([size, r["sampler"].replace("_", " "), number(r["temperature_ratio"]), *averages])
+    return markdown(["N", "sampler", "ratio", "loss", "|w|²", "error", "virial temperature / T"], lines)
 
 
 def architectures(file: str) -> str:

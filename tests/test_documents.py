@@ -28,7 +28,7 @@ def blocks(page: Path, language: str = "python") -> list[str]:
 
 def shortened(code: str) -> str:
     """Return the same program with fewer steps and less data."""
-    lengths = {"num_train": 200, "num_test": 50, "num_steps": 20, "record_every": 10, "batch_size": 20, "stop": 20}
+    lengths = {"num_train": 200, "num_test": 50, "num_steps": 20, "record_every": 10, "batch_size": 40, "stop": 20}
     for name, short in (lengths | {"every": 10}).items():
         code = re.sub(rf"\b{name}=[\d_]+", f"{name}={short}", code)
     return code
@@ -53,7 +53,7 @@ def names():
         "weights": network.init(jax.random.key(1)),
         "inputs": inputs,
         "labels": labels,
-        "sampler": pl.balanced_langevin(potential, train, batch_size=20),
+        "sampler": pl.balanced_langevin(potential, train, batch_size=40),
     }
 
 
@@ -79,7 +79,7 @@ def _run_folder(tmp_path, monkeypatch):
 def test_the_programs_of_a_page_run(page, names, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, epochs=50, num_temperatures=3))
-    monkeypatch.setattr(pl, "fit", partial(pl.fit, temperature=1e-2, num_steps=80, batch_size=20))
+    monkeypatch.setattr(pl, "fit", partial(pl.fit, temperature=1e-2, num_steps=80, batch_size=40))
     if page.stem == "certificate":
         names["result"] = pl.sample(names["sampler"], names["weights"], temperatures=[1e-2], num_steps=20, key=0)
     for block in blocks(page):
