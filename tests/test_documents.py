@@ -16,7 +16,10 @@ from pseudolangevin.diagnostics.certificate import LINES
 from pseudolangevin.runs import config, session
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 NOT_RUN = ("tuning", "scaling")  # a search by the clock, and a placement on eight devices
 WIDTH = 100
 
@@ -57,10 +60,10 @@ def names():
     }
 
 
-@pytest.fixture
-def _run_folder(tmp_path, monkeypatch):
-    """Sample into runs/first of a new current folder."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with a run in runs/first."""
+    path = tmp_path_factory.mktemp("documents")
     settings = {
         "temperatures": [1e-5, 3e-5],
         "num_chains": 1,
@@ -71,12 +74,13 @@ def _run_folder(tmp_path, monkeypatch):
         "sampler": {"name": "pseudo_langevin", "batch_size": 20},
         "start": {"kind": "random"},
     }
-    assert not session.start(config.Settings.model_validate(settings), Path("runs/first")).interrupted
+    assert not session.start(config.Settings.model_validate(settings), path / "runs/first").interrupted
+    return path
 
 
-@pytest.mark.usefixtures("_run_folder")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
-def test_the_programs_of_a_page_run(page, names, monkeypatch):
+def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
+    monkeypatch.chdir(folder)
     matplotlib.use("Agg")
     monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, epochs=50, num_temperatures=3))
     monkeypatch.setattr(pl, "fit", partial(pl.fit, temperature=1e-2, num_steps=80, batch_size=40))
