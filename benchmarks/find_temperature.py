@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 
 import pseudolangevin as pl
 from pseudolangevin._trees import num_weights
-from pseudolangevin.apps.fit import trained_starts
+from pseudolangevin.apps.temperature import trained_starts
 from pseudolangevin.chains import Run
 from pseudolangevin.gradients import exact_means
 from pseudolangevin.paper.spins import spin_task

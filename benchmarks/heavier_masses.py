@@ -17,7 +17,7 @@ import numpy as np
 
 import pseudolangevin as pl
 from pseudolangevin.apps.bench import Problem, machine
-from pseudolangevin.apps.fit import trained_starts
+from pseudolangevin.apps.temperature import trained_starts
 from pseudolangevin.diagnostics import average, measure_diffusion
 
 TEMPERATURE, INTERVAL = 3e-5, 250

@@ -16,7 +16,7 @@ import jax
 
 import pseudolangevin as pl
 from pseudolangevin.apps.bench import Problem, machine
-from pseudolangevin.apps.fit import trained_starts
+from pseudolangevin.apps.temperature import trained_starts
 from pseudolangevin.diagnostics import average
 
 TEMPERATURES, NUM_CHAINS = [1e-5, 3e-5], 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -126,10 +127,8 @@ def check_weights(weights: Weights) -> None:
         if dtype is None:
             raise ValueError(f"{name} is {leaf!r}, not an array; wrap it with jnp.asarray")
         if dtype not in (jnp.float32, jnp.float64):
-            raise ValueError(
-                f"{name} has dtype {dtype}; weights move by steps far smaller than themselves, "
-                "so they must be float32 or float64: cast with .astype('float32')"
-            )
+            why = "weights move by steps far smaller than themselves, so they must be float32 or float64"
+            raise ValueError(f"{name} has dtype {dtype}; {why}: cast with .astype('float32')")
         if not bool(jnp.all(jnp.isfinite(leaf))):
             raise ValueError(f"{name} holds NaN or infinity; start from finite weights")
 
@@ -149,12 +148,9 @@ class Flat:
     @property
     def tree(self) -> Weights:
         """The tensors."""
-        tensors, used = [], 0
-        for shape in self.shapes:
-            end = used + math.prod(shape)
-            tensors.append(self.vector[used:end].reshape(shape))
-            used = end
-        return jax.tree.unflatten(self.structure, tensors)
+        ends = list(itertools.accumulate(map(math.prod, self.shapes), initial=0))
+        cuts = zip(itertools.pairwise(ends), self.shapes, strict=True)
+        return jax.tree.unflatten(self.structure, [self.vector[a:b].reshape(shape) for (a, b), shape in cuts])
 
     def tree_flatten(self) -> tuple[tuple[Array], tuple[Any, tuple[tuple[int, ...], ...]]]:
         """Return children and auxiliary data, for JAX."""
@@ -205,26 +201,24 @@ def chosen(weights: Weights, selection: Selection, argument: str = "selection") 
             tensor.
         argument: name of the argument in error messages.
     """
-    structure = jax.tree.structure(weights)
     names = [name for name, _ in named_leaves(weights)]
     patterns = [selection] if isinstance(selection, str) else selection
     if not (isinstance(patterns, list | tuple) and patterns and all(isinstance(entry, str) for entry in patterns)):
-        return _check_mask(structure, selection, argument)
+        return _check_mask(weights, selection, argument)
     _check_patterns_match([pattern.removeprefix("!") for pattern in patterns], names, argument)
-    taken = [patterns[0].startswith("!")] * len(names)
-    for pattern in patterns:
-        for index, name in enumerate(names):
-            if fnmatchcase(name, pattern.removeprefix("!")):
-                taken[index] = not pattern.startswith("!")
-    return jax.tree.unflatten(structure, taken)
+
+    def is_taken(name: str) -> bool:
+        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
+        return not matching[-1].startswith("!") if matching else patterns[0].startswith("!")
+
+    return jax.tree.unflatten(jax.tree.structure(weights), map(is_taken, names))
 
 
 def looked_up(weights: Weights, table: Mapping[str, float], argument: str) -> Weights:
     """Return a pytree shaped like `weights` with, for each tensor, the number of the first pattern that matches."""
     names = [name for name, _ in named_leaves(weights)]
     _check_patterns_match(list(table), names, argument)
-    values = [first_match(name, table, argument) for name in names]
-    return jax.tree.unflatten(jax.tree.structure(weights), values)
+    return jax.tree.unflatten(jax.tree.structure(weights), [first_match(name, table, argument) for name in names])
 
 
 def first_match(name: str, table: Mapping[str, float], argument: str) -> float:
@@ -232,17 +226,15 @@ def first_match(name: str, table: Mapping[str, float], argument: str) -> float:
     for pattern, value in table.items():
         if fnmatchcase(name, pattern):
             return float(value)
-    raise ValueError(
-        f"{argument} = {dict(table)} has no pattern for {name}; add one, or a last entry '*' for all others"
-    )
+    remedy = "add one, or a last entry '*' for all others"
+    raise ValueError(f"{argument} = {dict(table)} has no pattern for {name}; {remedy}")
 
 
-def _check_mask(structure: Any, mask: Any, argument: str) -> Weights:
+def _check_mask(weights: Weights, mask: Any, argument: str) -> Weights:
+    structure: Any = jax.tree.structure(weights)
     if jax.tree.structure(mask) != structure:
-        raise ValueError(
-            f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; pass a string such as "
-            "'layer3.*', a list of them, or a pytree with True or False for every tensor"
-        )
+        remedy = "pass a string such as 'layer3.*', a list of them, or a pytree with True or False for every tensor"
+        raise ValueError(f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; {remedy}")
     for leaf in jax.tree.leaves(mask):
         if np.ndim(leaf) != 0 or np.asarray(leaf).dtype != np.bool_:
             raise ValueError(f"{argument} holds {leaf!r}; a mask has one True or False for every tensor")

@@ -29,8 +29,8 @@ from ._checks import check_integer, check_positive
 from ._progress import progress_bar
 from ._random import as_key
 from ._trees import Array, Key, Weights
-from .data import Dataset, StreamedDataset
-from .data.streamed import BLOCKS_AHEAD
+from .data.dataset import Dataset
+from .data.streamed import BLOCKS_AHEAD, StreamedDataset
 from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
@@ -131,13 +131,9 @@ def sample(
         keep_weights_every: number of records from one kept set of weights to the next, in `result.samples`.
         chunk_size: examples held at once per chain when measuring; bounds memory, not the result. Default: 4096, or
             32 768 for a network of up to 2¹⁷ weights on a GPU.
-        placement: number of parts that chains, data and weights are split into over devices; default: chains over all
-            devices, or over as many as divide them.
+        placement: split of chains, data and weights over devices; default: chains over as many devices as divide them.
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a progress bar; default: if the output is a terminal.
-
-    Returns:
-        The trace, the final weights and states, and the kept weights.
     """
     run = Run(
         sampler,

@@ -17,8 +17,7 @@ from jax import lax
 
 from . import _trees as trees
 from ._trees import Array, Batch, PerExample, Weights
-from .data import Dataset
-from .data.dataset import fold_chunks
+from .data.dataset import Dataset, fold_chunks
 from .potential import Potential
 
 DEFAULT_CHUNK_SIZE = 4096  # examples held at once in a pass over all of them

@@ -15,10 +15,9 @@ import numpy as np
 
 from . import _trees as trees
 from ._trees import Array, Weights
-from .data import Dataset
+from .data.dataset import Dataset
 from .gradients import exact_means, exact_sums
-from .samplers.base import Sampler, Status
-from .samplers.langevin import RATIO_QUANTILES
+from .samplers.base import RATIO_QUANTILES, Sampler, Status
 
 OwnObservables = tuple[tuple[str, Callable[[Weights, Dataset], Any]], ...]
 
@@ -67,6 +66,7 @@ OBSERVABLES = {
     "refresh_interval": Observable("refresh interval", "steps between measurements of the variance", "steps"),
     "num_resets": Observable("resets", "number of times that all masses were set and all momenta redrawn"),
     "warmup_end": Observable("end of warm-up", "step at which the masses were fixed; -1 before", "steps"),
+    "friction_load": Observable("friction load", "load of the friction at the last refresh; at most 1 is harmless"),
     "acceptance": Observable("acceptance", "share of moves accepted since the warm-up (during it: since the start)"),
     "energy_error": Observable("energy error", "energy error of the last trajectory", "T"),
     "time_step": Observable("time step", "time step of the next move"),

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from . import _trees
 from ._checks import check_integer
 from ._trees import Weights
-from .data import Dataset
+
+if TYPE_CHECKING:
+    from .data.dataset import Dataset
 
 AXES = ("chains", "data", "weights")
 
@@ -73,9 +75,8 @@ class Placement:
     def check(self, num_chains: int, num_examples: int, weights: Weights | None = None) -> None:
         """Raise a ValueError if the devices, chains, examples or weights of one chain (if given) cannot be split so."""
         if problem := self._problem(num_chains, num_examples, weights):
-            parts = range(1, jax.device_count() + 1)
-            candidates = (Placement(*split) for split in itertools.product(parts, repeat=3))
-            valid = (other for other in candidates if not other._problem(num_chains, num_examples, weights))
+            splits = itertools.starmap(Placement, itertools.product(range(1, jax.device_count() + 1), repeat=3))
+            valid = (other for other in splits if not other._problem(num_chains, num_examples, weights))
             nearest = min(valid, key=self._distance, default=None)
             remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
             raise ValueError(f"placement.{self}: {problem}; {remedy}")
@@ -148,10 +149,8 @@ def put_dataset(dataset: Dataset, mesh: Mesh | None) -> Dataset:
     """Split the examples over the data axis; replicate them if their number does not divide."""
     if mesh is None:
         return dataset
-    parts = mesh.shape["data"]
-    split, replicated = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
-    put = jax.tree.map(lambda leaf: _put(leaf, replicated if leaf.shape[0] % parts else split), dataset)
-    return put.with_mesh(mesh)
+    spec = PartitionSpec("data") if dataset.num_examples % mesh.shape["data"] == 0 else PartitionSpec()
+    return jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, spec)), dataset).with_mesh(mesh)
 
 
 def _put(leaf: Any, target: NamedSharding) -> Any:
@@ -177,12 +176,8 @@ class OtherProcessError(RuntimeError):
 def connect(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Join the other processes of a run; call it before anything else that uses JAX.
 
-    Without arguments, they are taken from the environment of Slurm, Open MPI or another launcher that JAX supports.
-
-    Args:
-        coordinator: host:port of the first process.
-        num_processes: number of processes of the run.
-        process_id: index of this process, from 0.
+    Pass host:port of the first process, the number of processes and the index of this one, from 0. Without arguments,
+    they are taken from the environment of Slurm, Open MPI or another launcher that JAX supports.
     """
     given = f"coordinator = {coordinator}, num_processes = {num_processes}, process_id = {process_id}"
     if coordinator is not None and num_processes is not None and process_id is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,9 @@ import numpy as np
 from . import _trees as trees
 from ._checks import as_number, check_integer
 from ._trees import Array, Batch, PerExample, Selection, Weights
-from .data import Dataset
+
+if TYPE_CHECKING:
+    from .data.dataset import Dataset
 
 WeightDecay: TypeAlias = float | Mapping[str, float]  # λ for all weights, or one for each pattern of tensor names
 
@@ -56,8 +58,8 @@ class Potential:
         """Validate the arguments."""
         if not callable(self.per_example_loss):
             raise ValueError(f"per_example_loss = {self.per_example_loss!r} is not callable")
-        patterns_given = list(self.weight_decay) if isinstance(self.weight_decay, Mapping) else ["*"]
-        if not patterns_given or not all(isinstance(pattern, str) for pattern in patterns_given):
+        patterns = list(self.weight_decay) if isinstance(self.weight_decay, Mapping) else ["*"]
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise ValueError(f"weight_decay = {self.weight_decay!r}: map patterns to numbers, such as {{'*': 1.0}}")
         for value in self._decays:
             if as_number("weight_decay", value) < 0:
@@ -95,9 +97,7 @@ class Potential:
         size = self.regularized_size or trees.num_weights(weights)
         if not isinstance(self.weight_decay, Mapping):
             return float(self.weight_decay) / size
-        return jax.tree.map(
-            lambda decay: decay / size, trees.looked_up(weights, self.weight_decay, argument="weight_decay")
-        )
+        return jax.tree.map(lambda decay: decay / size, trees.looked_up(weights, self.weight_decay, "weight_decay"))
 
     def smallest_stiffness(self, num_weights: int) -> float:
         """Return the smallest λ/N of any group."""
@@ -121,12 +121,11 @@ class Potential:
         # Two lengths, so that a result of the wrong shape cannot fit by chance.
         for num in (3, 5):
             batch = dataset.shapes(num)
-            _check_shape("per_example_loss", self.per_example_loss, weights, batch, num)
-            if self.per_example_error is not None:
-                _check_shape("per_example_error", self.per_example_error, weights, batch, num)
+            for name in ("per_example_loss", "per_example_error"):
+                if (function := getattr(self, name)) is not None:
+                    _check_shape(name, function, weights, batch, num)
         if self.class_scores is not None:
-            num_classes = jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1]
-            check_labels(dataset.targets, num_classes)
+            check_labels(dataset.targets, jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1])
         if self.check_data is not None:
             self.check_data(weights, dataset.batch)
 
@@ -135,15 +134,13 @@ def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch
     try:
         out = jax.eval_shape(function, weights, batch)
     except Exception as error:
-        raise ValueError(
-            f"{name} fails on these weights and {num} examples: {type(error).__name__}: {error}"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name} fails on these weights and {num} examples: {why}") from error
     shape = getattr(out, "shape", None)
     if shape != (num,):
         what = "a scalar; remove the mean over the batch" if shape == () else f"shape {shape}"
-        raise ValueError(
-            f"{name} must return one number per example, shape ({num},) for {num} examples; it returns {what}"
-        )
+        expected = f"one number per example, shape ({num},) for {num} examples"
+        raise ValueError(f"{name} must return {expected}; it returns {what}")
     if not jnp.issubdtype(out.dtype, jnp.floating):
         raise ValueError(f"{name} must return floating-point numbers; it returns {out.dtype}")
 
@@ -165,11 +162,8 @@ def check_labels(targets: Any, num_classes: int) -> None:
 def _check_range(what: str, labels: np.ndarray, num_classes: int) -> None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
-        bad = low if low < 0 else high
-        raise ValueError(
-            f"targets holds the {what} {bad}, out of range for {num_classes} outputs; "
-            f"use {what}s 0 … {num_classes - 1}, or a network with more outputs"
-        )
+        found = f"targets holds the {what} {low if low < 0 else high}, out of range for {num_classes} outputs"
+        raise ValueError(f"{found}; use {what}s 0 … {num_classes - 1}, or a network with more outputs")
 
 
 def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDecay = 0.0) -> Potential:
@@ -187,20 +181,13 @@ def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: Weig
     """
 
     def loss(weights: Weights, batch: Batch) -> Array:
-        inputs, labels = batch
-        return cross_entropy(apply(weights, inputs), labels)
+        return cross_entropy(apply(weights, batch[0]), batch[1])
 
     def misclassified(weights: Weights, batch: Batch) -> Array:
-        inputs, labels = batch
-        return (jnp.argmax(apply(weights, inputs), axis=-1) != labels).astype(jnp.float32)
+        return (jnp.argmax(apply(weights, batch[0]), axis=-1) != batch[1]).astype(jnp.float32)
 
-    return Potential(
-        loss,
-        weight_decay,
-        per_example_error=misclassified,
-        class_scores=apply,
-        **_loss_hooks(apply, cross_entropy),
-    )
+    hooks = _loss_hooks(apply, cross_entropy)
+    return Potential(loss, weight_decay, per_example_error=misclassified, class_scores=apply, **hooks)
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
@@ -227,8 +214,7 @@ def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDe
     """
 
     def loss(weights: Weights, batch: Batch) -> Array:
-        inputs, targets = batch
-        return half_squared_distance(apply(weights, inputs), targets)
+        return half_squared_distance(apply(weights, batch[0]), batch[1])
 
     return Potential(loss, weight_decay, values=apply, **_loss_hooks(apply, half_squared_distance))
 
@@ -260,8 +246,8 @@ def next_token(
     if padding is not None:
         check_integer("padding", padding, minimum=-(2**31), maximum=2**31 - 1)
 
-    def counted(targets: Array) -> Array:
-        return jnp.ones(targets.shape, bool) if padding is None else targets != padding
+    def counted(targets: Any) -> Any:
+        return np.ones(targets.shape, bool) if padding is None else targets != padding
 
     def mean_counted(values: Array, targets: Array) -> Array:
         mask = counted(targets)
@@ -270,7 +256,11 @@ def next_token(
     def cross_entropy(weights: Weights, batch: Batch) -> Array:
         inputs, targets = batch
         logits = apply(weights, inputs)
-        _check_tokens_fit(logits, targets)
+        if not jnp.issubdtype(targets.dtype, jnp.integer):
+            raise ValueError(f"targets has dtype {targets.dtype}; tokens must be integers: cast with .astype('int32')")
+        if logits.ndim != 3 or logits.shape[:-1] != targets.shape:
+            found = f"logits have shape {logits.shape}, targets {targets.shape}"
+            raise ValueError(f"{found}; next_token needs logits (S, L, K) and targets (S, L)")
         chosen = jnp.take_along_axis(logits, jnp.where(counted(targets), targets, 0)[..., None], axis=-1)[..., 0]
         return mean_counted(jax.nn.logsumexp(logits, axis=-1) - chosen, targets)
 
@@ -281,24 +271,14 @@ def next_token(
     def check_tokens(weights: Weights, batch: Batch) -> None:
         inputs, targets = batch
         tokens = np.asarray(targets)
-        real = np.ones(tokens.shape, bool) if padding is None else tokens != padding
-        if not np.all(real.any(axis=-1)):
-            row = int(np.argmin(real.any(axis=-1)))
+        real = counted(tokens)
+        if not np.all(filled := real.any(axis=-1)):
+            row = int(np.argmin(filled))
             raise ValueError(f"targets of sequence {row} are all padding ({padding}); leave that sequence out")
         shape = jax.eval_shape(apply, weights, jax.tree.map(lambda a: a[:1], inputs)).shape
         _check_range("token", tokens[real], shape[-1])
 
     return Potential(cross_entropy, weight_decay, per_example_error=wrong_tokens, check_data=check_tokens)
-
-
-def _check_tokens_fit(logits: Array, targets: Array) -> None:
-    if not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise ValueError(f"targets has dtype {targets.dtype}; tokens must be integers: cast with .astype('int32')")
-    if logits.ndim != 3 or logits.shape[:-1] != targets.shape:
-        raise ValueError(
-            f"logits have shape {logits.shape}, targets {targets.shape}; "
-            "next_token needs logits (S, L, K) and targets (S, L)"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,10 +301,8 @@ class Subset:
         structure: Any = jax.tree.structure(self.weights)
         found: Any = jax.tree.structure(weights)
         if found != structure:
-            raise ValueError(
-                f"weights is a pytree {found}, the sampled subset is {structure}; pass what was "
-                "sampled, not the full network"
-            )
+            remedy = "pass what was sampled, not the full network"
+            raise ValueError(f"weights is a pytree {found}, the sampled subset is {structure}; {remedy}")
         return jax.tree.map(lambda f, w: w if f is None else f, self.frozen, weights, is_leaf=lambda leaf: leaf is None)
 
 
@@ -341,7 +319,6 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
             or a mask: a pytree shaped like `weights` with True for the tensors to sample.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> line = Potential(lambda w, batch: (w["slope"] * batch[0] + w["offset"] - batch[1]) ** 2)
         >>> part = subset(line, {"slope": jnp.ones(()), "offset": jnp.zeros(())}, "offset")
         >>> part.merge(part.weights)["slope"].item()
@@ -355,25 +332,17 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
     frozen = jax.tree.map(lambda take, w: None if take else w, mask, weights)
     part = Subset(potential, sampled, frozen)
 
-    def on_whole(function: PerExample | Callable[[Weights, Any], Array]) -> Callable[[Weights, Any], Array]:
-        return lambda tensors, batch: function(part.merge(tensors), batch)
-
-    def check_data(tensors: Weights, batch: Batch) -> None:
-        assert potential.check_data is not None
-        potential.check_data(part.merge(tensors), batch)
+    def on_full(function: Any) -> Any:
+        return None if function is None else lambda tensors, batch: function(part.merge(tensors), batch)
 
     decay = potential.weight_decay
-    by_name: dict[str, float] = {}  # the patterns may also match frozen tensors
-    if isinstance(decay, Mapping):
-        by_name = {name: trees.first_match(name, decay, "weight_decay") for name, _ in trees.named_leaves(sampled)}
+    if isinstance(decay, Mapping):  # by names, as the patterns may also match frozen tensors
+        decay = {name: trees.first_match(name, decay, "weight_decay") for name, _ in trees.named_leaves(sampled)}
+    functions = ("per_example_loss", "per_example_error", "class_scores", "values", "check_data")
     restricted = replace(
         potential,
-        per_example_loss=on_whole(potential.per_example_loss),
-        per_example_error=None if potential.per_example_error is None else on_whole(potential.per_example_error),
-        class_scores=None if potential.class_scores is None else on_whole(potential.class_scores),
-        values=None if potential.values is None else on_whole(potential.values),
-        check_data=None if potential.check_data is None else check_data,
-        weight_decay=by_name if isinstance(decay, Mapping) else decay,
+        **{name: on_full(getattr(potential, name)) for name in functions},
+        weight_decay=decay,
         regularized_size=potential.regularized_size or trees.num_weights(weights),
         gradient=None,
         gradient_moments=None,

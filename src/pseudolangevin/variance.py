@@ -11,8 +11,7 @@ from jax import lax
 
 from . import _trees as trees
 from ._trees import Array, Batch, Key, Weights
-from .data import Dataset
-from .data.dataset import fold_chunks
+from .data.dataset import Dataset, fold_chunks
 from .gradients import DEFAULT_CHUNK_SIZE
 from .potential import Potential
 

@@ -45,15 +45,8 @@ def sampler(kind: type[pl.Sampler] = pl.pseudo_langevin, **settings) -> pl.Sampl
 
 
 def run(sampler, *, num_steps=NUM_STEPS, num_chains=2, key=0, start=None, temperatures=(TEMPERATURE,)) -> pl.Result:
-    return pl.sample(
-        sampler,
-        weights() if start is None else start,
-        temperatures=list(temperatures),
-        num_chains=num_chains,
-        num_steps=num_steps,
-        record_every=RECORD_EVERY,
-        key=key,
-    )
+    settings = {"temperatures": list(temperatures), "num_chains": num_chains, "num_steps": num_steps}
+    return pl.sample(sampler, weights() if start is None else start, **settings, record_every=RECORD_EVERY, key=key)
 
 
 def chains_of(result: pl.Result, chosen: list[int]) -> pl.Result:

@@ -11,7 +11,6 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
-from pseudolangevin.diagnostics.certificate import LINES
 from pseudolangevin.diagnostics.verdicts import Line, Verdict
 
 from ..compilation import optimized
@@ -27,7 +26,6 @@ def judged(result: pl.Result, **settings) -> pl.Certificate:
 
 def failed_names(certificate: pl.Certificate) -> set[str]:
     assert certificate.verdict == "failed"
-    assert not certificate.passed
     return {line.name for line in certificate.failed_lines}
 
 
@@ -51,7 +49,7 @@ def correct_run(correct_runs) -> pl.Result:
 
 @pytest.fixture(scope="module")
 def short_run() -> pl.Result:
-    """Two layers, and a gradient variance measured every 24 steps."""
+    """A gradient variance measured every 24 steps."""
     sampler = toy.sampler(refresh_every=24, warmup_refreshes=0, max_refresh_interval=24, variance_max_batches=100)
     return toy.run(sampler, num_steps=360)
 
@@ -63,21 +61,23 @@ def test_correct_runs_pass(correct_runs):
 
 
 def test_every_kind_of_line_appears_where_the_run_has_what_it_needs(correct_run):
-    certificate = judged(correct_run)
-    names = {line.name for line in certificate.lines}
-    absent = {"clipped noise", "acceptance", "observed examples", "retained draws"}
-    for kind in LINES:
-        assert kind.question.endswith("?")
-        assert any(name.startswith(kind.name) for name in names) == (kind.name not in absent)
-    assert {
-        "virial temperature, large",
+    lines = judged(correct_run).lines
+    names = [line.name for line in lines if line.temperature == toy.TEMPERATURE and line.chain in (0, None)]
+    assert names == [
+        "status",
+        "kinetic temperature",
+        *(f"virial temperature{layer}" for layer in ("", ", large", ", small")),
+        "temperature ratio, 95 %",
+        "temperature ratio, largest",
+        *(f"stale excess temperature{layer}" for layer in ("", ", worst layer")),
+        *(f"stationarity of {symbol}" for symbol in ("U", "|w|²")),
+        *(f"noise, misplaced energy{layer}" for layer in ("", ", worst layer")),
+        *(f"noise, {test}" for test in ("KS fraction of shape", "excess temperature", "collective share")),
+        *(f"{test} of {symbol}" for symbol in ("U", "|w|²") for test in ("effective samples", "R-hat")),
         "ensemble, T = 0.25 and 0.295644",
-        "noise, misplaced energy, worst layer",
-    } <= names
-    kinetic = [line for line in certificate.lines if line.name == "kinetic temperature"]
-    assert {(line.temperature, line.chain) for line in kinetic} == {
-        (t, c) for t in correct_run.trace["temperature"].values for c in (0, 1)
-    }
+    ]
+    where = {(line.temperature, line.chain) for line in lines}
+    assert where == {(t, c) for t in correct_run.trace["temperature"].values for c in (0, 1, None)}
 
 
 def test_a_temperature_wrong_by_five_per_cent_fails(correct_run):
@@ -140,48 +140,25 @@ def test_a_chain_that_has_not_equilibrated_fails():
     assert "stationarity of U" in failed_names(judged(result))
 
 
-def test_a_relaxation_on_top_of_fast_fluctuations_fails(correct_run):
-    """A fast part at equilibrium while a slow part comes down: here there are enough samples to measure it."""
-    trace = correct_run.trace.copy(deep=True)
-    slow = np.exp(-trace["draw"].values / 400)
-    trace["potential"][:] += slow * toy.NUM_WEIGHTS * toy.TEMPERATURE
-    assert "stationarity of U" in failed_names(judged(replace(correct_run, trace=trace), noise_draws=0))
-
-
 def test_too_few_samples_are_undecided_with_the_number_of_steps_that_are_needed(correct_run):
     short = replace(correct_run, trace=correct_run.trace.isel(draw=slice(0, 60)))
     certificate = judged(short)
     assert certificate.verdict == "undecided"
-    assert not certificate.passed
     open_lines = [line for line in certificate.lines if line.verdict is Verdict.UNDECIDED]
     assert all("more records" in line.message or "long is needed" in line.message for line in open_lines)
     more = max(int(line.more_steps) for line in open_lines if line.more_steps < np.inf)
     total = 60 * toy.RECORD_EVERY + more
     assert certificate.advice == str(certificate).splitlines()[-1]
     assert certificate.advice.startswith(f"undecided: about {more:,} more steps per chain, {total:,} in all")
-    assert "resume" not in str(certificate)  # there is no run folder
     folder = Path("runs/first")
     last = certificate.to_text(folder=folder).splitlines()[-1]
     assert f"more steps per chain; `pseudolangevin resume runs/first --steps {total}`" in last
     noisy = judged(correct_run, ks_tolerance=0.02)
     assert "certificate(..., noise_draws=" in noisy.advice
     assert "`pseudolangevin check runs/first --noise-draws " in noisy.to_text(folder=folder).splitlines()[-1]
-    for num_draws in (1, 2, 5, 11):
+    for num_draws in (1, 5, 11):
         tiny = replace(correct_run, trace=correct_run.trace.isel(draw=slice(0, num_draws)))
         assert judged(tiny, noise_draws=0).verdict == "undecided"
-
-
-def test_the_recommended_number_of_records_is_enough(correct_run):
-    def effective_samples(first, last):
-        part = replace(correct_run, trace=correct_run.trace.isel(draw=slice(first, last)))
-        return next(line for line in judged(part, noise_draws=0).lines if line.name == "effective samples of U")
-
-    enough = []
-    for first in (0, 200, 400, 600):
-        recommended = int(effective_samples(first, first + 100).message.split()[1].replace(",", ""))
-        assert 0 < recommended < 300
-        enough.append(effective_samples(first, first + 100 + recommended).passed)
-    assert sum(enough) >= 3  # a hundred records may by chance look better than they are
 
 
 def test_a_stopped_chain_fails_and_the_others_are_judged(correct_run):
@@ -189,17 +166,20 @@ def test_a_stopped_chain_fails_and_the_others_are_judged(correct_run):
     trace["status"][0, 1, 700:] = pl.Status.NON_FINITE
     trace["kinetic_temperature"][0, 1, 700:] = np.nan
     certificate = judged(replace(correct_run, trace=trace))
-    assert failed_names(certificate) == {"status"}
     (line,) = certificate.failed_lines
+    assert line.name == "status"
     assert (line.temperature, line.chain) == (toy.TEMPERATURE, 1)
     assert "non-finite" in line.message
     assert any(line.name == "kinetic temperature" and line.chain == 0 for line in certificate.lines)
 
 
-def test_chains_that_disagree_fail(correct_run):
+def test_a_relaxation_and_chains_that_disagree_fail(correct_run):
     trace = correct_run.trace.copy(deep=True)
+    slow = np.exp(-trace["draw"].values / 400)  # a slow part comes down while a fast part is at equilibrium
+    trace["potential"][:] += slow * toy.NUM_WEIGHTS * toy.TEMPERATURE
     trace["squared_norm"][0, 1] += 4 * trace["squared_norm"][0, 0].std()
-    assert "R-hat of |w|²" in failed_names(judged(replace(correct_run, trace=trace), noise_draws=0))
+    names = failed_names(judged(replace(correct_run, trace=trace), noise_draws=0))
+    assert {"stationarity of U", "R-hat of |w|²"} <= names
 
 
 def test_distant_temperatures_are_undecided_with_a_remedy_and_do_not_count(correct_run):
@@ -220,20 +200,13 @@ def test_lines_that_a_sampler_does_not_have_are_left_out():
     names = {line.name for line in judged(toy.run(sampler, num_steps=1_200)).lines}
     assert "kinetic temperature" in names
     assert not any(name.startswith(("temperature ratio", "noise", "ensemble")) for name in names)
-    balanced = toy.run(toy.sampler(pl.balanced_langevin), num_steps=60)
+    balanced = toy.run(toy.sampler(pl.balanced_langevin, temperature_ratio=1e-4), num_steps=60)
     assert "temperature_ratio" in balanced.trace
     assert not any(line.name.startswith(("temperature ratio", "noise", "stale")) for line in judged(balanced).lines)
     training = pl.sample(pl.adam(toy.POTENTIAL, toy.dataset()), toy.weights(), num_steps=100, key=0)
     lines = judged(training).lines
     assert {line.temperature for line in lines} == {None}
     assert not any("temperature" in line.name for line in lines)
-
-
-@pytest.mark.parametrize(("acceptance", "verdict"), [(0.7, "passed"), (0.05, "failed")])
-def test_acceptance_is_judged_where_there_is_one(correct_run, acceptance, verdict):
-    trace = correct_run.trace.assign(acceptance=correct_run.trace["loss"] * 0 + acceptance)
-    lines = judged(replace(correct_run, trace=trace), noise_draws=0).lines
-    assert {line.verdict for line in lines if line.name == "acceptance"} == {verdict}
 
 
 def test_a_certificate_can_be_printed_and_stored(correct_run):
@@ -249,12 +222,14 @@ def test_a_certificate_can_be_printed_and_stored(correct_run):
     assert stored["lines"][0].keys() == {*Line.__dataclass_fields__}
 
 
-def test_one_chain_at_one_temperature_can_pass(correct_run):
-    one = replace(toy.chains_of(correct_run, [0]), trace=correct_run.trace.isel(temperature=[0], chain=[0]))
-    certificate = judged(one)
-    assert certificate.passed
-    assert any("two chains" in note for note in certificate.notes)
-    assert any("two temperatures" in note for note in certificate.notes)
+@pytest.mark.parametrize(("acceptance", "verdict"), [(0.7, "passed"), (0.05, "failed")])
+def test_one_chain_at_one_temperature_is_enough_and_its_acceptance_is_judged(correct_run, acceptance, verdict):
+    trace = correct_run.trace.isel(temperature=[0], chain=[0])
+    trace = trace.assign(acceptance=trace["loss"] * 0 + acceptance)
+    certificate = judged(replace(toy.chains_of(correct_run, [0]), trace=trace))
+    assert certificate.verdict == verdict
+    assert [line.name for line in certificate.failed_lines] == (["acceptance"] if verdict == "failed" else [])
+    assert sum("two chains" in note or "two temperatures" in note for note in certificate.notes) == 2
 
 
 @pytest.mark.parametrize(
@@ -266,26 +241,19 @@ def test_bad_arguments_are_named(correct_run, wrong):
     assert any(line.name.startswith("noise") for line in pl.certificate(correct_run, noise_draws=2).lines)
 
 
-@pytest.mark.parametrize("warmup_refreshes", [0, 1])
-def test_a_refresh_finds_the_excess_temperature_of_noise_that_grew(warmup_refreshes):
-    sampler = toy.sampler(warmup_refreshes=warmup_refreshes, temperature_ratio=0.1, reset_probability=0.0)
+def test_a_refresh_finds_the_excess_temperature_of_noise_that_grew():
+    sampler = toy.sampler(warmup_refreshes=0, temperature_ratio=0.1, reset_probability=0.0)
     start = sampler.init(jax.random.key(0), toy.weights(), toy.TEMPERATURE)
     # As if the noise of one layer had been half of what it is: its masses and its variance are too small.
-    halved = {
-        name: getattr(start, name) | {"small": getattr(start, name)["small"] / 2}
-        for name in ("gradient_variance", "masses")
-    }
-    after = sampler.refresh(start._replace(**halved))
-    growth = np.asarray(after.gradient_variance["small"] / halved["gradient_variance"]["small"])
+    variance, masses = (tree | {"small": tree["small"] / 2} for tree in (start.gradient_variance, start.masses))
+    after = sampler.refresh(start._replace(gradient_variance=variance, masses=masses))
+    growth = np.asarray(after.gradient_variance["small"] / variance["small"])
     order = list(trees.layers(toy.weights()))
     small, large = (float(after.stale_excess[order.index(name)]) for name in ("small", "large"))
-    if warmup_refreshes:
-        assert small == large == 0.0
-    else:
-        assert small == pytest.approx(1.81 * 0.1 * np.maximum(growth - 1, 0).mean(), rel=1e-4)
-        assert small > 0.1
-        # By chance, from a few hundred mini-batches: 0.56·(1 + c1²)·𝒯·√(2/n).
-        assert 0 < large < 0.56 * 1.81 * 0.1 * np.sqrt(2 / 100)
+    assert small == pytest.approx(1.81 * 0.1 * np.maximum(growth - 1, 0).mean(), rel=1e-4)
+    assert small > 0.1
+    # By chance, from a few hundred mini-batches: 0.56·(1 + c1²)·𝒯·√(2/n).
+    assert 0 < large < 0.56 * 1.81 * 0.1 * np.sqrt(2 / 100)
 
 
 def test_the_excess_temperature_of_a_stale_variance_is_judged_in_all_and_layer_by_layer(short_run):
@@ -295,18 +263,16 @@ def test_the_excess_temperature_of_a_stale_variance_is_judged_in_all_and_layer_b
     assert lines[worst].passed
     trace = short_run.trace.copy(deep=True)
     trace["stale_excess_temperature"].loc[{"layer": "small", "draw": trace["draw"].values[-3:]}] = 0.12
-    trace["peak_temperature_ratio"][:] = 5.0
     lines = lines_of_first_chain(replace(short_run, trace=trace))
     assert lines[name].value == pytest.approx(0.12 / 3, abs=0.003)
-    peak = lines["temperature ratio, peak"]
-    assert {line.verdict for line in (lines[name], lines[worst], peak)} == {Verdict.FAILED}
+    assert lines[name].verdict is lines[worst].verdict is Verdict.FAILED
     assert "small" in lines[worst].message
-    assert not peak.required
-    assert (peak.value, peak.expected) == (5.0, pytest.approx(1 / 1.81))
     # What was found before the retained draws does not count.
     trace["stale_excess_temperature"][:] = 0.5
+    trace["kinetic_temperature"][:] = toy.TEMPERATURE  # a chain that stands still
     result = replace(short_run, trace=trace)
     assert name not in lines_of_first_chain(result)
+    assert lines_of_first_chain(result)["kinetic temperature"].verdict is Verdict.UNDECIDED
     assert any("stale" in note for note in pl.certificate(result, noise_draws=0).notes)
 
 
@@ -346,12 +312,3 @@ def test_the_warm_up_of_a_metropolis_chain_is_discarded(short_run, warmup_moves,
         assert not means
         assert certificate.verdict == "undecided"
         assert "retained draws" in {line.name for line in certificate.lines}
-
-
-def test_a_chain_that_stands_still_is_undecided(short_run):
-    trace = short_run.trace.copy(deep=True)
-    for name in ("kinetic_temperature", "virial_temperature"):
-        trace[name][:] = toy.TEMPERATURE
-    lines = lines_of_first_chain(replace(short_run, trace=trace))
-    assert lines["kinetic temperature"].verdict is Verdict.UNDECIDED
-    assert lines["virial temperature"].verdict is Verdict.UNDECIDED

@@ -1,5 +1,7 @@
 """Displacements and D*: random walks of known diffusion, and three ways of measuring that agree."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,16 +51,8 @@ SAMPLER = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.1)
 
 def test_kept_weights_and_a_timed_run_give_the_same_displacements():
     temperatures = [1e-3, 4e-3]
-    result = pl.sample(
-        SAMPLER,
-        toy.weights(),
-        temperatures=temperatures,
-        num_chains=2,
-        num_steps=48,
-        record_every=4,
-        keep_weights_every=2,
-        key=0,
-    )
+    chains: dict[str, Any] = {"temperatures": temperatures, "num_chains": 2}
+    result = pl.sample(SAMPLER, toy.weights(), **chains, num_steps=48, record_every=4, keep_weights_every=2, key=0)
     found = diffusion(result, seconds_per_step=0.5)
     assert found.steps[0] == 8
     assert found.seconds[0] == 4.0
@@ -67,7 +61,7 @@ def test_kept_weights_and_a_timed_run_give_the_same_displacements():
     by_hand = ((flat[:, :, 1:] - flat[:, :, :-1]) ** 2).mean(axis=(1, 2, 3))
     np.testing.assert_allclose(found.displacement[:, 0], by_hand, rtol=1e-4)
 
-    run = pl.Run(SAMPLER, temperatures=temperatures, num_chains=2)
+    run = pl.Run(SAMPLER, **chains)
     start = run.start(toy.weights(), 0)
     timed = measure_diffusion(run, start, every=8, seconds=60, discard_steps=0, max_steps=48, observe=True)
     assert timed.diffusion is not None

@@ -19,18 +19,16 @@ def test_few_samples_raise_no_false_alarms(true_samples):
     failed = 0
     for values in 1 + 0.1 * series:
         mean, error, samples = average(values)
-        measured = Measurement(mean, error, 1.0, 0.001, effective_samples=samples, num_draws=num_draws)
-        failed += judge("toy", measured, 20, RunLength(num_draws, 1)).verdict is Verdict.FAILED
+        measured = Measurement("toy", mean, error, 1.0, 0.001, effective_samples=samples, num_draws=num_draws)
+        failed += measured.verdict(20)[0] is Verdict.FAILED
     # One false alarm in 2000 is expected, more than 6 would be 5 standard deviations off.
     # Without a minimum of effective samples there would be 20 to 200.
     assert failed <= 6
 
 
 def test_the_rule_at_its_limits():
-    length = RunLength(100, 5)
-
     def verdict(value, error, **more):
-        return judge("toy", Measurement(value, error, 0.0, 0.1, **more), 10, length).verdict
+        return Measurement("toy", value, error, 0.0, 0.1, **more).verdict(10)[0]
 
     assert verdict(0.05, 0.01) is Verdict.PASSED
     assert verdict(0.2, 0.01) is Verdict.FAILED
@@ -40,7 +38,8 @@ def test_the_rule_at_its_limits():
     assert verdict(0.2, 0.01, effective_samples=10, known_error=0.02) is Verdict.FAILED
     assert verdict(0.2, 0.0, p_value=0.5) is Verdict.UNDECIDED
     assert verdict(np.nan, np.nan) is Verdict.UNDECIDED
-    line = judge("toy", Measurement(0.05, 0.05, 0.0, 0.1, effective_samples=50, num_draws=100), 10, length)
+    open_line = Measurement("toy", 0.05, 0.05, 0.0, 0.1, effective_samples=50, num_draws=100)
+    line = judge(open_line, 10, RunLength(100, 5), temperature=None, chain=0)
     assert "more records" in line.message
     assert line.more_steps > 0
     assert RunLength(100, 5).more_steps(1_000) == np.inf

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,9 @@ def simulated_trace(temperatures, num_chains, num_records, every, sampler="pseud
     """Return a trace of stationary chains with every variable that a reproduction reads."""
     dims, shape = ("temperature", "chain", "draw"), (len(temperatures), num_chains, num_records)
     noise = 0.001 * np.random.default_rng(int(1e9 * temperatures[0])).standard_normal(shape)
-    data = {name: (dims, value + noise) for name, value in (("loss", 0.3), ("squared_norm", 300.0), ("error", 0.1))}
+    data: dict[str, Any] = {
+        name: (dims, value + noise) for name, value in (("loss", 0.3), ("squared_norm", 300.0), ("error", 0.1))
+    }
     data["test_error"] = (dims, 0.11 + noise)
     data["virial_temperature"] = (dims, np.array(temperatures)[:, None, None] * (1 + noise))
     data["status"] = (dims, np.zeros(shape, int))
@@ -176,6 +179,7 @@ def test_speeds_are_measured_on_real_chains_with_the_masses_of_many_measurements
     weights = task.network.init(jax.random.key(0))
     sampler = spins.pseudo_langevin(task.potential, task.train, batch_size=50, reset_probability=0.0)
     speed = case.measure(sampler, weights)
+    assert speed.diffusion is not None
     assert speed.diffusion.steps[0] == 100
     assert speed.coefficient > 0
     assert int(speed.states.num_refreshes[0]) >= 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,21 +26,19 @@ def from_flax(module: Any) -> Model:
         remedy = "for the older flax.linen pass module.apply and its params straight to pl.classification"
         raise ValueError(f"module = {module!r} is not an nnx.Module; {remedy}")
     for path, layer in nnx.iter_modules(module):
-        name, rate = ".".join(map(str, path)), getattr(layer, "rate", getattr(layer, "dropout_rate", 0.0))
+        rate, why = getattr(layer, "rate", getattr(layer, "dropout_rate", 0.0)), None
         if getattr(layer, "deterministic", True) is False and isinstance(rate, int | float) and rate > 0:
-            raise layer_error(
-                "Flax", name, layer, f"drops {rate:g} of its inputs at random", "call module.eval() first"
-            )
-        if getattr(layer, "use_running_average", True) is False:
-            raise layer_error("Flax", name, layer, "normalises each example by its batch", "call module.eval() first")
-    parts: Any = nnx.split(module, nnx.Param, ...)
-    definition, params, rest = parts
+            why = f"drops {rate:g} of its inputs at random"
+        elif getattr(layer, "use_running_average", True) is False:
+            why = "normalises each example by its batch"
+        if why is not None:
+            raise layer_error("Flax", ".".join(map(str, path)), layer, why, "call module.eval() first")
+    definition, params, rest = nnx.split(module, nnx.Param, ...)
     # Copies: the module may be trained further, and its buffers donated, while chains run.
     weights = jax.tree.map(jnp.array, nnx.to_pure_dict(params))
     _trees.check_weights(weights)
 
-    def copied(state: Any) -> Any:  # new variables, so that a call never changes those of the module
-        return jax.tree.map(lambda leaf: leaf, state)
+    copied = partial(jax.tree.map, lambda leaf: leaf)  # new variables, so that a call never changes the module's
 
     def filled(weights: Weights) -> Any:
         state = copied(params)

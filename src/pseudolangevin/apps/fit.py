@@ -1,112 +1,25 @@
-"""Training by sampling, and trained starts in which every class has a signal."""
+"""Training by sampling: weights, an ensemble and predictions at a temperature given or found."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jax.sharding import Mesh
 
 from .._checks import check_integer, check_positive
 from .._random import as_key
 from .._trees import Key, Weights
-from ..chains import ChainStoppedWarning, DeadClassWarning, Run, sample
+from ..chains import sample
 from ..data import Dataset
 from ..diagnostics.averages import healthy_chains
 from ..diagnostics.ensemble import Predictions, predict
-from ..placement import Placement
 from ..potential import Potential
-from ..samplers.adam import Adam
 from ..samplers.langevin import PseudoLangevin
-
-if TYPE_CHECKING:
-    from .temperature import TemperatureRange
-
-
-def trained_starts(
-    potential: Potential,
-    dataset: Dataset,
-    init: Callable[[Key], Weights],
-    *,
-    num_steps: int,
-    num_starts: int = 1,
-    candidates: int = 4,
-    batch_size: int = 128,
-    learning_rate: float = 1e-3,
-    untrained: bool = False,
-    placement: Placement | Mesh | None = None,
-    max_seconds: float | None = None,
-    on_pause: Callable[[], object] | None = None,
-    key: Key | int = 0,
-    progress: bool | None = None,
-    **adam: Any,
-) -> Weights:
-    """Return starts without dead classes, along one leading axis: the best of several short trainings by Adam.
-
-    With ReLU on the scores, the score of a class can be zero for every example; its gradient vanishes, and the class is
-    never learned. The candidates are trained together. Those without a dead class come first, then the lowest loss.
-
-    Args:
-        potential: U.
-        dataset: the training set.
-        init: function from a key to random weights, such as `network.init`; `lambda key: weights` for given ones.
-        num_steps: training steps.
-        num_starts: starts to return.
-        candidates: trainings for each start.
-        batch_size: examples per mini-batch, or all of a smaller data set.
-        learning_rate: learning rate of Adam.
-        untrained: return the random weights that the chosen trainings began with.
-        placement: devices, as in `Run`.
-        max_seconds: time limit of the training.
-        on_pause: function called every 500 steps; an exception that it raises ends the training.
-        key: random key, or an integer seed; the weights of candidate i are `init(jax.random.fold_in(key, i))`.
-        progress: show a progress bar; default: when the output is a terminal.
-        **adam: further settings of `adam`.
-
-    Example:
-        >>> starts = trained_starts(potential, train, network.init, num_steps=2_000, num_starts=2)  # doctest: +SKIP
-    """
-    for name, value in [("num_starts", num_starts), ("candidates", candidates), ("num_steps", num_steps)]:
-        check_integer(name, value, minimum=1)
-    key, total = as_key(key), num_starts * candidates
-    first = jax.vmap(lambda index: init(jax.random.fold_in(key, index)))(jnp.arange(total))
-    run = Run(
-        Adam(potential, dataset, batch_size=min(batch_size, dataset.num_examples), learning_rate=learning_rate, **adam),
-        num_chains=total,
-        observe_examples=min(10_000, dataset.num_examples),
-        placement=placement,
-    )
-    states = run.start(jax.tree.map(lambda w: w[None], first), key)
-    observed: dict[str, np.ndarray] = {}
-    every = num_steps if max_seconds is None else min(500, num_steps)
-    limits: dict[str, Any] = {"stop": num_steps, "every": every, "pause_every": 500, "max_seconds": max_seconds}
-    with warnings.catch_warnings():
-        for expected in (ChainStoppedWarning, DeadClassWarning):
-            warnings.simplefilter("ignore", expected)
-        for record in run.records(states, **limits, progress=progress):
-            states, observed = record.states, record.observables or observed
-            if on_pause is not None:
-                on_pause()
-    failed = ~np.isfinite(observed["loss"])
-    dead = failed | np.any(observed.get("dead_class", failed[:, None]), axis=-1)
-    chosen = np.lexsort((observed["loss"], dead))[:num_starts]
-    if failed[chosen].any():
-        broken = f"{failed.sum()} of {total} trainings did not stay finite"
-        raise ValueError(f"{broken}; lower learning_rate = {learning_rate:g}, or give other random weights")
-    if dead[chosen].any():
-        message = (
-            f"{dead[chosen].sum()} of {num_starts} starts have a dead class, whose score is the same for nearly every "
-            'example; raise candidates, change the seed, or use output_activation = "identity"'
-        )
-        warnings.warn(message, DeadClassWarning, stacklevel=2)
-    return jax.tree.map(lambda w: w[chosen], first if untrained else states.weights)
+from .temperature import TemperatureRange, find_temperature
 
 
 @dataclass(frozen=True)
@@ -183,7 +96,6 @@ def fit(
         >>> fitted = fit(potential, train, network.init(key))  # doctest: +SKIP
         >>> fitted.predict(test.inputs).error(test.targets)  # doctest: +SKIP
     """
-    from .temperature import find_temperature  # noqa: PLC0415 (uses `trained_starts`)
 
     size = max(2, round(0.01 * dataset.num_examples)) if batch_size is None else batch_size
     check_integer("batch_size", size, minimum=2, maximum=dataset.num_examples)

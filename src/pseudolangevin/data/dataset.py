@@ -39,8 +39,7 @@ class Dataset:
     def __init__(self, inputs: Any, targets: Any) -> None:
         """Check the arrays and move them to the default device."""
         check_lengths(inputs, targets)
-        self.inputs = jax.tree.map(jnp.asarray, inputs)
-        self.targets = jax.tree.map(jnp.asarray, targets)
+        self.inputs, self.targets = jax.tree.map(jnp.asarray, (inputs, targets))
 
     @property
     def num_examples(self) -> int:
@@ -66,13 +65,10 @@ class Dataset:
 
     def chunk(self, start: Array, size: int) -> Batch:
         """Return `size` examples from `start` on, of each shard of the data."""
-        num_shards = self.num_shards
-        shard_size = self.num_examples // num_shards
 
         def taken(array: Array) -> Array:
-            shards = array.reshape(num_shards, shard_size, *array.shape[1:])
-            part = lax.dynamic_slice_in_dim(shards, start, size, axis=1)
-            return part.reshape(num_shards * size, *array.shape[1:])
+            shards = array.reshape(self.num_shards, -1, *array.shape[1:])
+            return lax.dynamic_slice_in_dim(shards, start, size, axis=1).reshape(-1, *array.shape[1:])
 
         return self._split_over_devices(jax.tree.map(taken, self.batch))
 
@@ -103,8 +99,7 @@ class Dataset:
     def tree_unflatten(cls, mesh: Mesh | None, children: tuple[Any, ...]) -> Dataset:
         """Rebuild without checks: inside a compiled function the leaves are tracers."""
         dataset = object.__new__(cls)
-        dataset.inputs, dataset.targets = children
-        dataset.mesh = mesh
+        (dataset.inputs, dataset.targets), dataset.mesh = children, mesh
         return dataset
 
 
@@ -112,9 +107,8 @@ def check_lengths(inputs: Any, targets: Any) -> None:
     """Raise unless the arrays are finite numbers with one row per example."""
     num_inputs, num_targets = _check_arrays("inputs", inputs), _check_arrays("targets", targets)
     if num_inputs != num_targets:
-        raise ValueError(
-            f"inputs has {num_inputs} examples and targets has {num_targets}; they must have the same length"
-        )
+        found = f"inputs has {num_inputs} examples and targets has {num_targets}"
+        raise ValueError(f"{found}; they must have the same length")
 
 
 def _check_arrays(name: str, tree: Any) -> int:

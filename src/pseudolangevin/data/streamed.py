@@ -87,7 +87,7 @@ class StreamedDataset(Dataset):
 
     `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, `Signs`, or pytrees of these.
     It replaces a `Dataset` everywhere except as training or validation set of `adam(validation=…)`; the chains are the
-    same. Mini-batches are fetched in advance.
+    same.
 
     Example:
         >>> dataset = StreamedDataset(np.ones((4, 3), np.int8), np.array([0, 1, 1, 0]))
@@ -102,9 +102,7 @@ class StreamedDataset(Dataset):
 
     def take(self, indices: Array) -> Batch:
         """Return the examples with these indices, fetched by a callback when the program reaches this point."""
-        shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((*indices.shape, *a.shape[1:]), a.dtype), self._sent_shapes
-        )
+        shapes = _shapes(self._sent, *indices.shape)
         return self.decode(jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims"))
 
     def chunk(self, start: Array, size: int) -> Batch:
@@ -113,16 +111,15 @@ class StreamedDataset(Dataset):
 
     def fetch(self, indices: Any) -> Batch:
         """Return the examples with these indices as NumPy arrays, signs as bits."""
-        wanted = np.asarray(indices)
-        return jax.tree.map(lambda array, shape: _gather(array, wanted, shape.dtype), self._sent, self._sent_shapes)
+        return jax.tree.map(lambda array: _gather(array, np.asarray(indices)), self._sent)
 
     def decode(self, batch: Batch) -> Batch:
         """Return a batch in the form in which the loss takes it, from the form in which it was sent."""
-        return jax.tree.map(
-            lambda array, sent: _unpack_signs(sent, array.shape[1]) if isinstance(array, Signs) else sent,
-            self.batch,
-            batch,
-        )
+
+        def unpack(array: Any, sent: Array) -> Array:
+            return _unpack_signs(sent, array.shape[1]) if isinstance(array, Signs) else sent
+
+        return jax.tree.map(unpack, self.batch, batch)
 
     def shapes(self, num_examples: int) -> Batch:
         """Return the shapes and types of a batch of `num_examples` on the device."""
@@ -133,11 +130,6 @@ class StreamedDataset(Dataset):
         """The arrays that examples are gathered from."""
         return jax.tree.map(lambda array: array.bits if isinstance(array, Signs) else array, self.batch)
 
-    @cached_property
-    def _sent_shapes(self) -> Batch:
-        """Shapes and types of one example as it is sent."""
-        return _shapes(self._sent, 1)
-
     def head(self, num_examples: int) -> Dataset:
         """Return the first examples as a data set on the device."""
         return Dataset(*jax.tree.map(lambda array: np.asarray(array[:num_examples]), self.batch))
@@ -145,7 +137,7 @@ class StreamedDataset(Dataset):
     @property
     def bytes_per_example(self) -> int:
         """Size of an example as it is sent."""
-        return sum(shape.dtype.itemsize * math.prod(shape.shape) for shape in jax.tree.leaves(self._sent_shapes))
+        return sum(shape.dtype.itemsize * math.prod(shape.shape) for shape in jax.tree.leaves(_shapes(self._sent)))
 
     def block_length(self, num_chains: int, batch_size: int, longest: int) -> int:
         """Return the number of steps whose mini-batches are sent together."""
@@ -183,41 +175,25 @@ class StreamedDataset(Dataset):
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
         """Return no children: no array is an argument of compiled functions."""
-        return (), _Identity(self)
+        return (), self  # a data set is equal only to itself
 
     @classmethod
-    def tree_unflatten(cls, identity: Any, _: Any) -> StreamedDataset:
+    def tree_unflatten(cls, dataset: Any, _: Any) -> StreamedDataset:
         """Return the object itself."""
-        return identity.dataset
+        return dataset
 
 
-def _shapes(arrays: Any, num_examples: int) -> Any:
-    """Return the shapes and types of a batch for JAX, which has no 64-bit numbers by default."""
-
-    def shape(array: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((num_examples, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
-
-    return jax.tree.map(shape, arrays)
+def _shapes(arrays: Any, *leading: int) -> Any:
+    """Return the shapes and types of examples, with leading axes, for JAX, which has no 64-bit numbers by default."""
+    dtype = jax.dtypes.canonicalize_dtype
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*leading, *a.shape[1:]), dtype(a.dtype)), arrays)
 
 
-class _Identity:
-    """Auxiliary data of a pytree that is equal only to itself."""
-
-    def __init__(self, dataset: StreamedDataset) -> None:
-        self.dataset = dataset
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.dataset is self.dataset
-
-    def __hash__(self) -> int:
-        return id(self.dataset)
-
-
-def _gather(array: Any, indices: np.ndarray, dtype: Any) -> np.ndarray:
-    flat = indices.reshape(-1)
+def _gather(array: Any, indices: np.ndarray) -> np.ndarray:
     if isinstance(array, np.ndarray):
-        out = np.take(array, flat, axis=0, mode="clip").astype(dtype, copy=False)
+        out = np.take(array, indices.reshape(-1), axis=0, mode="clip")
     else:  # Zarr reads every chunk once when indices are distinct and sorted
-        different, back = np.unique(flat, return_inverse=True)
-        out = np.asarray(array.oindex[different])[back].astype(dtype, copy=False)
-    return out.reshape(*indices.shape, *array.shape[1:])
+        different, back = np.unique(indices.reshape(-1), return_inverse=True)
+        out = np.asarray(array.oindex[different])[back]
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return out.reshape(*indices.shape, *array.shape[1:]).astype(dtype, copy=False)

@@ -6,11 +6,10 @@ import gzip
 import hashlib
 import importlib
 import math
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,6 @@ from .dataset import Dataset
 
 PARTS = (("train-images", 3), ("train-labels", 1), ("t10k-images", 3), ("t10k-labels", 1))  # files and numbers of axes
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
-SOURCE = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 CONTENTS_SHA256 = {  # of the uncompressed files; Debian compresses them again
     "train-images": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -64,30 +62,23 @@ def spin_vectors(
         >>> train.inputs.shape, train.inputs.dtype
         ((55800, 100), dtype('int8'))
     """
-    for name, value in [
-        ("num_train", num_train),
-        ("num_test", num_test),
-        ("dimension", dimension),
-        ("num_classes", num_classes),
-    ]:
+    sizes = {"num_train": num_train, "num_test": num_test, "dimension": dimension, "num_classes": num_classes}
+    for name, value in sizes.items():
         check_integer(name, value, minimum=1)
     check_interval("flip_probability", flip_probability, 0.0, 0.5, "a larger value only swaps the signs")
     reference_key, train_key, test_key = jax.random.split(key, 3)
     references = _spins(reference_key, 0.5, (num_classes, dimension))
-    train = _noisy_copies(train_key, references, num_train, flip_probability)
-    test = _noisy_copies(test_key, references, num_test, flip_probability)
-    return train, test
+
+    def noisy_copies(key: Key, num_examples: int) -> Dataset:
+        label_key, flip_key = jax.random.split(key)
+        labels = jax.random.randint(label_key, (num_examples,), 0, num_classes)
+        return Dataset(references[labels] * _spins(flip_key, flip_probability, (num_examples, dimension)), labels)
+
+    return noisy_copies(train_key, num_train), noisy_copies(test_key, num_test)
 
 
 def _spins(key: Key, probability_of_minus: float, shape: tuple[int, ...]) -> Array:
     return jnp.where(jax.random.bernoulli(key, probability_of_minus, shape), -1, 1).astype(jnp.int8)
-
-
-def _noisy_copies(key: Key, references: Array, num_examples: int, flip_probability: float) -> Dataset:
-    label_key, flip_key = jax.random.split(key)
-    labels = jax.random.randint(label_key, (num_examples,), 0, references.shape[0])
-    signs = _spins(flip_key, flip_probability, (num_examples, references.shape[1]))
-    return Dataset(references[labels] * signs, labels)
 
 
 class Splits(NamedTuple):
@@ -114,8 +105,8 @@ def fashion_mnist(
 
         x̃_k = sign(Σ_ij x_ij·P_ijk),    P_ijk = ±1 with equal probability.
 
-    Pixels count as stored, 0 … 255, and are not centred; a sum that is exactly zero has the sign 0. The sums are exact
-    integers. Projected inputs are int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
+    Pixels count as stored, 0 … 255, and are not centred; a sum that is exactly zero has the sign 0. Projected inputs
+    are int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
 
     Args:
         key: random key of the projection.
@@ -125,14 +116,16 @@ def fashion_mnist(
         dimension: components of a projected image, d.
         num_validation: number of the 60 000 images, taken from the end, that are set aside for validation.
         download: fetch missing files into the folder, or the user's cache, and verify them; needs pooch.
-
-    Example:
-        >>> train, validation, test = fashion_mnist(jax.random.key(0))  # doctest: +SKIP
-        >>> train.inputs.shape, train.inputs.dtype  # doctest: +SKIP
-        ((50000, 100), dtype('int8'))
     """
-    files = read_fashion_mnist(folder, download=download)
-    return _splits(key, files, projected, dimension, num_validation)
+    if folder is None and all(find_file(DEBIAN_FOLDER, part, num_axes) for part, num_axes in PARTS):
+        folder = DEBIAN_FOLDER
+    elif download:
+        folder = _download(folder)
+    elif folder is None:
+        remedy = "give the folder with its four IDX files, or allow the download (download = true)"
+        package = "install the Debian package dataset-fashion-mnist"
+        raise ValueError(f"FashionMNIST is not in {DEBIAN_FOLDER}: {package}, {remedy}")
+    return _splits(key, read_folder(folder, sha256=CONTENTS_SHA256), projected, dimension, num_validation)
 
 
 def idx(
@@ -154,36 +147,27 @@ def idx(
         dimension: components of a projected image, d.
         num_classes: labels are 0 … `num_classes` − 1.
         num_validation: number of training images, taken from the end, that are set aside for validation.
-
-    Example:
-        >>> train, _, test = idx(jax.random.key(0), folder="mnist")  # doctest: +SKIP
     """
     check_integer("num_classes", num_classes, minimum=2, maximum=256, remedy="labels are bytes")
     return _splits(key, read_folder(folder, num_classes=num_classes), projected, dimension, num_validation)
 
 
 def _splits(key: Key, files: IdxFiles, projected: bool, dimension: int, num_validation: int) -> Splits:
-    num_images = len(files.train_images)
-    check_integer(
-        "num_validation", num_validation, minimum=0, maximum=num_images - 1, remedy="leave images to train on"
-    )
+    num_images, remedy = len(files.train_images), "leave images to train on"
+    check_integer("num_validation", num_validation, minimum=0, maximum=num_images - 1, remedy=remedy)
     check_integer("dimension", dimension, minimum=1)
     pixels = [images.reshape(len(images), -1) for images in (files.train_images, files.test_images)]
     if projected:
-        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), np.float32)
-        inputs = [_signs(images, projection) for images in pixels]
+        # Sums of up to 65 536 bytes are integers below 2²⁴, exact in float32 in whatever order they are added.
+        exact: Any = np.float32 if pixels[0].shape[1] <= 2**16 else np.float64
+        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), exact)
+        inputs = [np.sign(images.astype(exact) @ projection).astype(np.int8) for images in pixels]
     else:
         inputs = [images.astype(np.float32) / np.float32(255) for images in pixels]
-    labels, test_labels = (labels.astype(np.int32) for labels in (files.train_labels, files.test_labels))
+    labels, test_labels = files.train_labels.astype(np.int32), files.test_labels.astype(np.int32)
     num_train = num_images - num_validation
     held_out = Dataset(inputs[0][num_train:], labels[num_train:]) if num_validation else None
     return Splits(Dataset(inputs[0][:num_train], labels[:num_train]), held_out, Dataset(inputs[1], test_labels))
-
-
-def _signs(images: np.ndarray, projection: np.ndarray) -> np.ndarray:
-    # Sums of up to 65 536 bytes are integers below 2²⁴, which float32 holds exactly in whatever order they are added.
-    exact = projection if images.shape[1] <= 2**16 else projection.astype(np.float64)
-    return np.sign(images.astype(exact.dtype) @ exact).astype(np.int8)
 
 
 class IdxFiles(NamedTuple):
@@ -198,74 +182,46 @@ class IdxFiles(NamedTuple):
 def read_idx(path: str | Path, *, sha256: str | None = None) -> np.ndarray:
     """Return the array in an IDX file, gzipped or not, in the machine's byte order.
 
-    The format is: 0 0 type ndim | size of every axis, 4 bytes each, big-endian | the numbers, big-endian. Truncated and
-    over-long files are rejected.
-
-    Args:
-        path: the file; compression is detected from its first bytes.
-        sha256: what the uncompressed contents must hash to, in hexadecimal.
+    The format is: 0 0 type ndim | size of every axis, 4 bytes each, big-endian | the numbers, big-endian. The hash of
+    the uncompressed contents is compared with `sha256`.
     """
     try:
-        with Path(path).open("rb") as stream:
-            compressed = stream.read(2) == b"\x1f\x8b"
-            stream.seek(0)
-            if not compressed:
-                return _parse(path, stream, sha256, available=os.fstat(stream.fileno()).st_size)
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                return _parse(path, unpacked, sha256)
+        content = Path(path).read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is a damaged gzip file: {error}; fetch it again") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}; give the path of an IDX file") from None
-    except (MemoryError, OverflowError):
+    except MemoryError:
         raise ValueError(f"{path} does not fit into memory; is it the right file?") from None
-
-
-def _parse(path: str | Path, stream: BinaryIO | gzip.GzipFile, sha256: str | None, available: int = -1) -> np.ndarray:
-    magic = stream.read(4)
+    magic = content[:4]
     types = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in types or magic[3] == 0:
         raise ValueError(f"{path} is not an IDX file (it begins with the bytes {magic.hex(' ') or 'of nothing'})")
-    header = stream.read(4 * magic[3])
-    if len(header) < 4 * magic[3]:
+    dtype, start = np.dtype(types[magic[2]]), 4 + 4 * magic[3]
+    if len(content) < start:
         raise ValueError(f"{path} is truncated within its header; fetch it again")
-    shape = tuple(int(size) for size in np.frombuffer(header, ">u4"))
-    dtype = np.dtype(types[magic[2]])
-    size = math.prod(shape) * dtype.itemsize
-    start = len(magic) + len(header)
+    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
+    size, present = math.prod(shape) * dtype.itemsize, len(content) - start
     if size == 0:
         raise ValueError(f"{path} holds nothing: its shape is {shape}")
-    if 0 <= available < start + size:  # seen before memory is asked for
-        raise ValueError(f"{path} is truncated: {available - start} of {size} bytes of data; fetch it again")
-    data = stream.read(size)
-    if len(data) < size:
-        raise ValueError(f"{path} is truncated: {len(data)} of {size} bytes of data; fetch it again")
-    if stream.read(1):
+    if present < size:
+        raise ValueError(f"{path} is truncated: {present} of {size} bytes of data; fetch it again")
+    if present > size:
         raise ValueError(f"{path} goes on after its {size} bytes of data; fetch it again")
-    if sha256 is not None:
-        found = hashlib.sha256(magic + header + data).hexdigest()
-        if found != sha256:
-            raise ValueError(f"{path} has the wrong checksum: sha256 of its contents is {found}, not {sha256}")
-    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
+        raise ValueError(f"{path} has the wrong checksum: sha256 of its contents is {found}, not {sha256}")
+    return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
 def find_file(folder: str | Path, part: str, num_axes: int) -> Path | None:
     """Return the file of one part by any of its usual names, or None."""
-    for name in (f"{part}-idx{num_axes}-ubyte", f"{part}.idx{num_axes}-ubyte"):
-        for candidate in (Path(folder, name), Path(folder, name + ".gz")):
-            if candidate.is_file():
-                return candidate
-    return None
+    names = (f"{part}{mark}idx{num_axes}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz"))
+    return next((path for name in names if (path := Path(folder, name)).is_file()), None)
 
 
 def read_folder(folder: str | Path, *, num_classes: int = 10, sha256: Mapping[str, str] | None = None) -> IdxFiles:
-    """Return the four arrays of a data set, checked against each other.
-
-    Args:
-        folder: holds train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k, each perhaps with .gz.
-        num_classes: labels are 0 … `num_classes` − 1.
-        sha256: checksums of the uncompressed contents by part ("train-images" …).
-    """
+    """Return the four arrays of a data set, checked against each other and, by part, against checksums."""
     if not Path(folder).is_dir():
         raise ValueError(f"folder = {str(folder)!r} is not a folder; give the one with the IDX files")
     arrays = []
@@ -275,21 +231,11 @@ def read_folder(folder: str | Path, *, num_classes: int = 10, sha256: Mapping[st
             raise ValueError(f"{Path(folder, f'{part}-idx{num_axes}-ubyte')}, plain or with .gz, is missing")
         array = read_idx(path, sha256=(sha256 or {}).get(part))
         if array.dtype != np.uint8 or array.ndim != num_axes:
-            raise ValueError(
-                f"{path} holds {array.dtype} with {array.ndim} axes; {part} are unsigned bytes with {num_axes}"
-            )
+            expected = f"{part} are unsigned bytes with {num_axes}"
+            raise ValueError(f"{path} holds {array.dtype} with {array.ndim} axes; {expected}")
         arrays.append(array)
     files = IdxFiles(*arrays)
-    _check_together(folder, files, num_classes)
-    return files
-
-
-def _check_together(folder: str | Path, files: IdxFiles, num_classes: int) -> None:
-    pairs = {
-        "train": (files.train_images, files.train_labels),
-        "t10k": (files.test_images, files.test_labels),
-    }
-    for prefix, (images, labels) in pairs.items():
+    for prefix, images, labels in (("train", *files[:2]), ("t10k", *files[2:])):
         if len(images) != len(labels):
             raise ValueError(f"{folder}: {len(images)} {prefix} images and {len(labels)} labels; they must be as many")
         if labels.max() >= num_classes:
@@ -297,58 +243,29 @@ def _check_together(folder: str | Path, files: IdxFiles, num_classes: int) -> No
                 f"{folder}: {prefix} labels go up to {labels.max()}, and num_classes = {num_classes} allows "
                 f"0 … {num_classes - 1}; raise num_classes, or fetch the file again"
             )
-    if files.train_images.shape[1:] != files.test_images.shape[1:]:
-        raise ValueError(
-            f"{folder}: train images are {files.train_images.shape[1:]} and t10k images "
-            f"{files.test_images.shape[1:]} pixels; they must be of one size"
-        )
+    sizes = files.train_images.shape[1:], files.test_images.shape[1:]
+    if sizes[0] != sizes[1]:
+        found = f"train images are {sizes[0]} and t10k images {sizes[1]} pixels"
+        raise ValueError(f"{folder}: {found}; they must be of one size")
+    return files
 
 
-def read_fashion_mnist(folder: str | Path | None, *, download: bool = False) -> IdxFiles:
-    """Return the original images and labels, every file verified by its checksum.
-
-    Args:
-        folder: where the files are, or where a download puts them; None is Debian's folder, or the user's cache for
-            a download.
-        download: fetch the files that are not there yet (needs pooch).
-    """
-    return read_folder(_locate(folder, download), sha256=CONTENTS_SHA256)
-
-
-def _locate(folder: str | Path | None, download: bool) -> Path:
-    if folder is not None and not download:
-        return Path(folder)  # missing files are reported when they are read
-    if folder is None and _is_complete(DEBIAN_FOLDER):
-        return DEBIAN_FOLDER
-    if download:
-        return _download(None if folder is None else Path(folder))
-    raise ValueError(
-        f"FashionMNIST is not in {DEBIAN_FOLDER}: install the Debian package dataset-fashion-mnist, give the folder "
-        "with its four IDX files, or allow the download (download = true)"
-    )
-
-
-def _is_complete(folder: Path) -> bool:
-    return all(find_file(folder, part, num_axes) for part, num_axes in PARTS)
-
-
-def _download(folder: Path | None) -> Path:
+def _download(folder: str | Path | None) -> Path:
     """Fetch missing files; a file gets its final name only when complete and verified."""
-    pooch: Any
     try:
-        pooch = importlib.import_module("pooch")
+        pooch: Any = importlib.import_module("pooch")
     except ImportError:
-        raise ValueError(
-            "download = true needs pooch; install it (`pip install '.[download]'`), or give a folder"
-        ) from None
-    target = Path(pooch.os_cache("pseudolangevin")) / "fashion-mnist" if folder is None else folder
+        remedy = "install it (`pip install '.[download]'`), or give a folder"
+        raise ValueError(f"download = true needs pooch; {remedy}") from None
+    source = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+    target = Path(pooch.os_cache("pseudolangevin"), "fashion-mnist") if folder is None else Path(folder)
     for part, num_axes in PARTS:
         if find_file(target, part, num_axes):
             continue
         name = f"{part}-idx{num_axes}-ubyte.gz"
         try:
-            pooch.retrieve(SOURCE + name, known_hash=f"sha256:{ARCHIVE_SHA256[part]}", fname=name, path=target)
+            pooch.retrieve(source + name, known_hash=f"sha256:{ARCHIVE_SHA256[part]}", fname=name, path=target)
         except (OSError, ValueError) as error:  # the network's errors are OSErrors; a wrong checksum is a ValueError
             why = " ".join(str(error).split())
-            raise ValueError(f"{name} could not be fetched from {SOURCE}: {why}; give a folder with it") from None
+            raise ValueError(f"{name} could not be fetched from {source}: {why}; give a folder with it") from None
     return target

@@ -1,10 +1,7 @@
 """Averages along chains, with standard errors corrected for autocorrelation.
 
-The mean of n correlated draws is as uncertain as the mean of n_eff independent ones. Effective samples n_eff come from
-ArviZ: the autocorrelation is summed by Geyer's initial monotone sequence, and the variance between the means of several
-chains enters, so that chains which disagree count as few samples. A standard error is √(variance/n_eff).
-
-ArviZ is imported when first needed, because the import takes a second.
+A standard error is √(variance/n_eff). The number of effective samples n_eff comes from ArviZ: the autocorrelation is
+summed by Geyer's initial monotone sequence, and chains that disagree count as few samples.
 """
 
 from __future__ import annotations
@@ -27,6 +24,9 @@ Draws = TypeVar("Draws", xr.Dataset, Floats)
 DEFAULT_DISCARD = 0.5
 """Share of the records at the start of a run that averages leave out, while the chains equilibrate."""
 
+MIN_EFFECTIVE_SAMPLES = 20
+"""Effective samples below which an estimated error is not reliable: nothing passes, and nothing fails by it."""
+
 
 class Average(NamedTuple):
     """Mean with its standard error and effective sample size."""
@@ -41,17 +41,12 @@ class Average(NamedTuple):
 
 
 def average(values: ArrayLike, *, burn_in: float = 0.0) -> Average:
-    """Return the mean over chains and draws, its standard error and the effective number of samples.
-
-    Args:
-        values: array (draw,) or (chain, draw), for example ``result.trace["loss"].sel(temperature=T)``.
-        burn_in: share of the draws to discard at the start of every chain.
+    """Return the mean of values (draw,) or (chain, draw), without the share `burn_in` at the start of every chain.
 
     Example:
         >>> average([1.0, 3.0, 1.0, 3.0, 1.0, 3.0]).mean
         2.0
     """
-    check_interval("burn_in", burn_in, 0.0, 0.99, "it is the share of the draws to discard at the start")
     chains = kept(as_chains(values), burn_in)
     mean = float(chains.mean()) if chains.size else math.nan
     effective = effective_samples(chains)
@@ -63,16 +58,14 @@ def average(values: ArrayLike, *, burn_in: float = 0.0) -> Average:
 
 
 def effective_samples(values: ArrayLike, *, bulk: bool = False) -> float:
-    """Return the effective sample size of values (draw,) or (chain, draw), at most the number of draws.
+    """Return the effective sample size of the mean, or ArviZ's bulk size of split and rank-normalised chains.
 
-    By default it belongs to the mean; `bulk` is ArviZ's, of split and rank-normalised chains. It is NaN for fewer than
-    four draws, and for a constant: a chain that does not move shows nothing of its fluctuations.
+    It is at most the number of draws, and NaN for fewer than four draws and for a constant.
     """
     chains = as_chains(values)
     if chains.size == 0 or chains.shape[1] < 4 or not np.isfinite(chains).all() or np.ptp(chains) == 0:
         return math.nan
-    found = float(np.asarray(_arviz().ess(chains, method="bulk" if bulk else "identity")))
-    return min(found, float(chains.size))
+    return min(float(_arviz().ess(chains, method="bulk" if bulk else "identity")), float(chains.size))
 
 
 def rhat(values: ArrayLike) -> float:
@@ -80,7 +73,7 @@ def rhat(values: ArrayLike) -> float:
     chains = as_chains(values)
     if chains.shape[0] < 2 or chains.shape[1] < 4 or not np.isfinite(chains).all():
         return math.nan
-    return float(np.asarray(_arviz().rhat(chains)))
+    return float(_arviz().rhat(chains))
 
 
 def as_chains(values: ArrayLike) -> Floats:
@@ -118,10 +111,10 @@ def average_by_temperature(values: xr.DataArray, trace: xr.Dataset) -> list[Aver
 
 
 class Drift(NamedTuple):
-    """Change of a series from its first to its last third."""
+    """Change of a series from its first to its last third; NaN for fewer than 12 draws."""
 
     change: float  # mean of the last third minus mean of the first third
-    standard_error: float  # of `change`, corrected for the autocorrelation of the detrended series; NaN below 12 draws
+    standard_error: float  # of `change`, corrected for the autocorrelation of the detrended series
     fluctuation: float  # standard deviation about the straight line
     effective_samples: float  # independent draws in the detrended series
 
@@ -129,8 +122,7 @@ class Drift(NamedTuple):
 def drift(series: ArrayLike) -> Drift:
     """Compare the first and the last third of one chain's draws (after Geweke).
 
-    In the series as it is, a drift looks like one long correlation and would hide itself. The noise is therefore
-    measured after a straight line is removed, which leaves the fast fluctuations, from which a drift stands out.
+    A drift itself looks like one long correlation, so the error is measured after a straight line is removed.
     """
     values = np.asarray(series, np.float64)
     if values.ndim != 1:
@@ -145,8 +137,7 @@ def drift(series: ArrayLike) -> Drift:
     effective = effective_samples(residual)
     third = num // 3
     change = float(values[-third:].mean() - values[:third].mean())
-    standard_error = fluctuation * math.sqrt(2 * num / (third * effective))
-    return Drift(change, standard_error, fluctuation, effective)
+    return Drift(change, fluctuation * math.sqrt(2 * num / (third * effective)), fluctuation, effective)
 
 
 def plus_minus(value: float, error: float = math.nan, *, percent: bool = False) -> str:

@@ -4,10 +4,7 @@
 
 (section "Better performance of the pL algorithm"), quoted per weight, D*/N, in 1/s. Within the memory of the momenta,
 1/(1 − c1²) steps, weights move ballistically and d²/Δt still grows; beyond the relaxation time it falls. D* is meant
-for intervals longer than the first time; two samplers may also be compared at the same Δt (`Diffusion.at`).
-
-`Displacements` accumulates d² from the weights at any records; `diffusion` applies it to kept weights, and
-`measure_diffusion` to a run whose steps are timed.
+for intervals between these two times.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +23,12 @@ import numpy as np
 from .. import _trees as trees
 from .._checks import check_integer, check_positive
 from .._trees import Array, Weights
-from ..chains import Result, Run
-from ..data import Dataset
 from ..gradients import exact_means
-from ..samplers.base import HEALTHY, Sampler
+from ..samplers.base import HEALTHY
 from .averages import Floats, kept
+
+if TYPE_CHECKING:
+    from ..chains import Result, Run
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,8 @@ class Diffusion:
     def at(self, seconds: float) -> Floats:
         """Return d²(Δt)/(N·Δt) at Δt = `seconds`, interpolated; NaN outside of the measured intervals."""
         inside = self.seconds[0] * (1 - 1e-9) <= seconds <= self.seconds[-1] * (1 + 1e-9)
-        if not inside:
-            return np.full(len(self.displacement), math.nan)
-        return np.array([np.interp(seconds, self.seconds, row) for row in self.displacement]) / seconds
+        found = np.array([np.interp(seconds, self.seconds, row) for row in self.displacement]) / seconds
+        return found if inside else np.full_like(found, math.nan)
 
     def to_dict(self) -> dict[str, list[float]]:
         """Return the curve of the first temperature, ready for JSON."""
@@ -65,37 +62,20 @@ class Diffusion:
 
 
 class Displacements:
-    """Accumulator of d² along a run that stores no samples.
-
-    Copies of the weights serve as `num_references` reference points. Reference k is renewed every 2ᵏ records and
-    contributes the intervals of 1 … 2ᵏ records.
-
-    Example:
-        >>> displacements = Displacements()
-        >>> for step in range(1, 9):
-        ...     displacements.observe(step, 0.5 * step, jnp.full((1, 4), 3.0 * step))
-        >>> float(displacements.diffusion().coefficient[0])
-        18.0
-    """
+    """Accumulator of d² along a run; reference point k is renewed every 2ᵏ records, and gives intervals of 1 … 2ᵏ."""
 
     def __init__(self, num_references: int = 8) -> None:
         """Start without records."""
-        check_integer("num_references", num_references, minimum=1, maximum=30)
-        self._references: dict[int, tuple[int, Weights]] = {}
-        self._num_references = num_references
+        self._references: list[tuple[int, Weights]] = [(0, None)] * num_references
         self._times: list[tuple[int, float]] = []
         self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def observe(self, step: int, seconds: float, weights: Weights) -> None:
         """Add one record: the step, the time from any origin, and the weights with one leading axis over chains."""
-        distinct = dict(self._references.values())  # one reference may serve for several k
-        for reference_step, reference in distinct.items():
-            distance = np.asarray(_mean_squared_distance(reference, weights), np.float64)
-            self._pairs[step - reference_step].append(distance)
-        renewed = (step, jax.tree.map(jnp.copy, weights))
-        for k in range(self._num_references):
-            if len(self._times) % 2**k == 0:
-                self._references[k] = renewed
+        for earlier, reference in dict(self._references if self._times else []).items():
+            self._pairs[step - earlier].append(np.asarray(_mean_squared_distance(reference, weights), np.float64))
+        new, num_records = (step, jax.tree.map(jnp.copy, weights)), len(self._times)
+        self._references = [old if num_records % 2**k else new for k, old in enumerate(self._references)]
         self._times.append((step, seconds))
 
     def diffusion(self, num_temperatures: int = 1) -> Diffusion:
@@ -106,32 +86,25 @@ class Displacements:
         lags = np.array(sorted(self._pairs), np.float64)
         pairs = [np.stack(self._pairs[int(lag)], axis=-1).reshape(num_temperatures, -1) for lag in lags]
         means = np.stack([values.mean(axis=1) for values in pairs], axis=-1)
-        unknown = np.full(num_temperatures, np.nan)
-        errors = [v.std(axis=1, ddof=1) / math.sqrt(v.shape[1]) if v.shape[1] > 1 else unknown for v in pairs]
-        seconds_per_step = (last - first) / (last_step - first_step)
-        return Diffusion(lags, lags * seconds_per_step, means, np.stack(errors, axis=-1))
+        with np.errstate(invalid="ignore"):  # one pair has no scatter
+            errors = [np.sqrt(v.var(axis=1) / np.float64(v.shape[1] - 1)) for v in pairs]
+        return Diffusion(lags, lags * (last - first) / (last_step - first_step), means, np.stack(errors, axis=-1))
 
 
 def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float = 0.0) -> Diffusion:
-    """Return the displacements between the kept weights of a run (`keep_weights_every`).
+    """Return the displacements between the kept weights of a run, without the share `burn_in` at the start.
 
-    Args:
-        result: from `sample` or `load`.
-        seconds_per_step: time per step of the sampler, to express Δt in seconds; by default Δt is in steps.
-        burn_in: share of the kept draws to discard at the start.
+    By default the seconds of the result are steps.
     """
     check_positive("seconds_per_step", seconds_per_step)
     if result.samples is None:
         raise ValueError("the result holds no kept weights; sample with keep_weights_every=1")
-    num_temperatures, num_chains, num_kept = jax.tree.leaves(result.samples)[0].shape[:3]
+    num_temperatures, _, num_kept = jax.tree.leaves(result.samples)[0].shape[:3]
     kept_every = result.trace.attrs["keep_weights_every"]
     steps = np.asarray(result.trace["step"])[kept_every - 1 :: kept_every]
     displacements = Displacements(max(1, num_kept.bit_length()))
     for draw in kept(np.arange(num_kept, dtype=np.float64), burn_in).astype(int):
-        weights = jax.tree.map(
-            lambda w, draw=draw: jnp.asarray(w[:, :, draw]).reshape(num_temperatures * num_chains, *w.shape[3:]),
-            result.samples,
-        )
+        weights = jax.tree.map(lambda w, draw=draw: np.asarray(w[:, :, draw]).reshape(-1, *w.shape[3:]), result.samples)
         displacements.observe(int(steps[draw]), float(steps[draw]) * seconds_per_step, weights)
     return displacements.diffusion(num_temperatures)
 
@@ -179,20 +152,18 @@ def measure_diffusion(
     observe: bool = False,
     chunk_size: int | None = None,
 ) -> MeasuredDiffusion:
-    """Run chains for some time and measure their displacement in wall-clock time.
+    """Run chains for some time and measure at least one displacement in wall-clock time.
 
-    The clock runs during steps and measurements of the gradient variance. It stands still during compilation and while
-    observables are computed. At least one displacement is measured.
+    The clock stands still during compilation and while observables are computed.
 
     Args:
         run: the chains.
-        states: their states, from `run.start` or an earlier measurement; the buffers are reused.
+        states: states from `run.start` or an earlier measurement; their buffers are reused.
         every: steps between records, the shortest interval Δt; it should exceed 1/(1 − c1²).
         seconds: time on the clock.
         discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.
-        max_steps: length of the longest run.
-        observe: compute loss, |w|² and error of every chain on the examples observed by `run`, at records where this
-            has not yet taken half of the sampling time.
+        max_steps: largest number of steps.
+        observe: compute loss, |w|² and error on the examples observed by `run`, for up to half of the sampling time.
         chunk_size: examples held at once when observing.
     """
     check_integer("every", every, minimum=1)
@@ -213,27 +184,25 @@ def measure_diffusion(
     displacements.observe(first, clock, weights)
     if observe:  # compiles
         jax.block_until_ready(_observe(run.sampler, weights, run.observed, chunk_size))
-    last_refresh, healthy = _last_refresh(record.states), _all_healthy(record.states)
-    while healthy and record.step < stop and (record.step == first or clock < seconds):
-        before, began = last_refresh, time.perf_counter()
+    while _all_healthy(record.states) and record.step < stop and (record.step == first or clock < seconds):
+        before, began = _last_refresh(record.states), time.perf_counter()
         record = next(records)
         jax.block_until_ready(record.states)
         duration = time.perf_counter() - began
-        last_refresh, healthy = _last_refresh(record.states), _all_healthy(record.states)
-        durations[last_refresh != before].append(duration)
+        durations[_last_refresh(record.states) != before].append(duration)
         clock += duration
         weights = jax.vmap(run.sampler.position)(record.states)
         displacements.observe(record.step, clock, weights)
-        if observe and healthy and observing <= 0.5 * clock:
+        if observe and observing <= 0.5 * clock and _all_healthy(record.states):
             began = time.perf_counter()
             observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, chunk_size)))
             observing += time.perf_counter() - began
-    refresh_seconds = 0.0
-    if durations[True] and durations[False]:
-        refresh_seconds = max(0.0, sum(durations[True]) - len(durations[True]) * float(np.median(durations[False])))
+    refresh_seconds, (with_refresh, without) = 0.0, (durations[True], durations[False])
+    if with_refresh and without:
+        refresh_seconds = max(0.0, sum(with_refresh) - len(with_refresh) * float(np.median(without)))
     names = observations[0] if observations else {}
     observables = {name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names}
-    found = displacements.diffusion(len(run.temperatures)) if healthy else None
+    found = displacements.diffusion(len(run.temperatures)) if _all_healthy(record.states) else None
     return MeasuredDiffusion(found, record.step - first, clock, refresh_seconds, observables, record.states)
 
 
@@ -249,18 +218,14 @@ def _last_refresh(states: Any) -> int:
 @jax.jit
 def _mean_squared_distance(left: Weights, right: Weights) -> Array:
     """Return |a − b|²/N of every chain."""
-
-    def one(a: Weights, b: Weights) -> Array:
-        return trees.squared_norm(jax.tree.map(jnp.subtract, a, b)) / trees.num_weights(a)
-
-    return jax.vmap(one)(left, right)
+    difference = jax.tree.map(jnp.subtract, left, right)
+    return jax.vmap(lambda chain: trees.squared_norm(chain) / trees.num_weights(chain))(difference)
 
 
 @partial(jax.jit, static_argnames="chunk_size")
-def _observe(sampler: Sampler, weights: Weights, dataset: Dataset, chunk_size: int | None) -> dict[str, Array]:
+def _observe(sampler: Any, weights: Weights, dataset: Any, chunk_size: int | None) -> dict[str, Array]:
     """Return loss, |w|² and error of every chain by forward passes."""
-    potential = sampler.potential
-    quantities = {"loss": potential.per_example_loss, "error": potential.per_example_error}
+    quantities = {name: getattr(sampler.potential, f"per_example_{name}") for name in ("loss", "error")}
     present = {name: quantity for name, quantity in quantities.items() if quantity is not None}
 
     def one(chain: Weights) -> dict[str, Array]:

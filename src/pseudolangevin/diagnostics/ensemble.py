@@ -1,15 +1,14 @@
 """Ensembles of sampled weights: whether their energies follow exp(−U/T), and what they predict.
 
-**Two-temperature check** (Shirts, J. Chem. Theory Comput. 9, 909 (2013)). Whatever the density of states, two samples
+Two-temperature check (Shirts, J. Chem. Theory Comput. 9, 909 (2013)). Whatever the density of states, two samples
 of exp(−U/T) at T1 and T2 satisfy
 
     ln[P2(U)/P1(U)] = const − (1/T2 − 1/T1)·U,
 
 so the ratio of the two histograms is linear in U with a slope that contains no unknown. The slope is found by maximum
-likelihood: given U, the probability that a sample came from T2 is a logistic function of U. Unlike the kinetic and
-virial temperatures, which are first moments, the check also depends on the width of the energy distribution.
+likelihood: given U, the probability that a sample came from T2 is a logistic function of U.
 
-**Predictions.** The prediction of an ensemble is the mean of its members' predictive distributions.
+The prediction of an ensemble is the mean of its members' predictive distributions.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from .._checks import check_integer, check_positive
 from .._trees import Array, Weights
 from ..gradients import DEFAULT_CHUNK_SIZE
 from ..potential import Potential, check_labels
-from .averages import Floats, as_chains, effective_samples
-from .verdicts import MIN_EFFECTIVE_SAMPLES
+from .averages import MIN_EFFECTIVE_SAMPLES, Floats, as_chains, effective_samples
 
 
 class EnsembleCheck(NamedTuple):
@@ -37,15 +35,9 @@ class EnsembleCheck(NamedTuple):
 
     ratio: float  # measured slope over −(1/T2 − 1/T1), ideally 1; NaN where it cannot be measured
     standard_error: float  # standard error of `ratio`, by bootstrap over blocks longer than the autocorrelation
-    expected_slope: float  # slope −(1/T2 − 1/T1)
     num_samples: tuple[float, float]  # independent samples at the two temperatures
     separation: float  # distance between the means of U in units of their standard deviation
     suggested_temperature: float  # a temperature next to T1 whose energies overlap well with those at T1
-
-    @property
-    def deviation(self) -> float:
-        """Deviation of the slope in standard errors."""
-        return (self.ratio - 1) / self.standard_error
 
     @property
     def overlap(self) -> bool:
@@ -53,49 +45,34 @@ class EnsembleCheck(NamedTuple):
         return self.separation <= 4
 
 
-def two_temperature_check(
-    first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float], *, num_bootstrap: int = 200, seed: int = 0
-) -> EnsembleCheck:
-    """Measure the slope of ln[P2(U)/P1(U)].
-
-    Args:
-        first: potential U at T1, (draw,) or (chain, draw), burn-in already discarded.
-        second: potential U at T2.
-        temperatures: (T1, T2).
-        num_bootstrap: resamplings for the standard error.
-        seed: seed of the bootstrap.
-    """
+def two_temperature_check(first: ArrayLike, second: ArrayLike, temperatures: tuple[float, float]) -> EnsembleCheck:
+    """Measure the slope of ln[P2(U)/P1(U)] from values of U (draw,) or (chain, draw) at the temperatures (T1, T2)."""
     chains = [as_chains(first), as_chains(second)]
-    effective = (_effective(chains[0]), _effective(chains[1]))
+    effective = [float(np.nan_to_num(sum(effective_samples(chain) for chain in each))) for each in chains]
     low, high = temperatures
-    expected = -(1 / high - 1 / low)
+    expected = 1 / low - 1 / high
     spread = math.sqrt((chains[0].var() + chains[1].var()) / 2)
     separation = abs(float(chains[1].mean() - chains[0].mean())) / spread if spread > 0 else math.inf
-    suggested = _neighbour(low, high, float(chains[0].std()))
-    unknown = EnsembleCheck(math.nan, math.nan, expected, effective, separation, suggested)
+    # The mean energy changes by the variance of U times the change of 1/T; at two deviations the slope is known best.
+    fluctuation = float(chains[0].std())
+    inverse = 1 / low - math.copysign(2 / fluctuation if fluctuation > 0 else math.inf, high - low)
+    suggested = 1 / inverse if inverse > 0 else math.inf
+    unknown = EnsembleCheck(math.nan, math.nan, (effective[0], effective[1]), separation, suggested)
     if not (min(effective) >= MIN_EFFECTIVE_SAMPLES and unknown.overlap):
         return unknown
     energies = np.concatenate([u.ravel() for u in chains])
     scaled = (energies - energies.mean()) / energies.std()
     from_second = np.repeat([0.0, 1.0], [u.size for u in chains])
-    random = np.random.default_rng(seed)
-    resampled = np.concatenate([_block_weights(u, random, num_bootstrap) for u in chains], axis=1)
+    random = np.random.default_rng(0)
+    resampled = np.concatenate([_block_weights(u, random) for u in chains], axis=1)
     weights = np.concatenate([np.ones((1, len(energies))), resampled])
     ratios = _logistic_slopes(scaled, from_second, weights) / energies.std() / expected
     return unknown._replace(ratio=float(ratios[0]), standard_error=float(ratios[1:].std()))
 
 
-def _effective(chains: Floats) -> float:
-    """Return the independent samples in all chains, each taken by itself."""
-    return float(np.nan_to_num(sum(effective_samples(chain) for chain in chains)))
-
-
-def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int) -> Floats:
-    """Return how often every draw occurs in resamplings of complete blocks, (resampling, draw of all chains).
-
-    Blocks of 8 times the autocorrelation are nearly independent; they are shorter, down to 4 times, where there would
-    be fewer than 20.
-    """
+def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: int = 200) -> Floats:
+    """Return how often every draw occurs in resamplings of complete blocks, (resampling, draw of all chains)."""
+    # Blocks of 8 times the autocorrelation are nearly independent; down to 4 times where there would be fewer than 20.
     inefficiency = float(np.mean([len(chain) / effective_samples(chain) for chain in chains]))
     length = math.ceil(min(8 * inefficiency, max(4 * inefficiency, chains.size / MIN_EFFECTIVE_SAMPLES)))
     blocks_per_chain = -(-chains.shape[1] // length)
@@ -105,20 +82,9 @@ def _block_weights(chains: Floats, random: np.random.Generator, num_bootstrap: i
     return np.repeat(by_chain, length, axis=2)[:, :, : chains.shape[1]].reshape(num_bootstrap, -1)
 
 
-def _neighbour(low: float, high: float, fluctuation: float) -> float:
-    """Return the temperature next to `low`, towards `high`, whose mean energy is two standard deviations away.
-
-    The mean energy changes by the variance of U times the change of 1/T; at two deviations the slope is known best.
-    """
-    change = 2 / fluctuation if fluctuation > 0 else math.inf
-    inverse = 1 / low - math.copysign(change, high - low)
-    return 1 / inverse if inverse > 0 else math.inf
-
-
 def _logistic_slopes(x: Floats, label: Floats, weights: Floats) -> Floats:
     """Return the slopes of weighted logistic regressions of `label` on `x`, one for each row of weights (Newton)."""
-    num_fits = len(weights)
-    offset, slope = np.zeros(num_fits), np.zeros(num_fits)
+    offset, slope = np.zeros((2, len(weights)))
     for _ in range(50):
         probability = 1 / (1 + np.exp(-np.clip(offset[:, None] + slope[:, None] * x, -50, 50)))
         residual = weights * (label - probability)
@@ -127,10 +93,9 @@ def _logistic_slopes(x: Floats, label: Floats, weights: Floats) -> Floats:
         g0, g1 = residual.sum(1), residual @ x
         determinant = h00 * h11 - h01**2
         # Steps are bounded: Newton's method overshoots where the curvature nearly vanishes.
-        change_offset = np.clip((h11 * g0 - h01 * g1) / determinant, -2, 2)
-        change_slope = np.clip((h00 * g1 - h01 * g0) / determinant, -2, 2)
-        offset, slope = offset + change_offset, slope + change_slope
-        if max(np.abs(change_offset).max(), np.abs(change_slope).max()) < 1e-9:
+        change = np.clip(np.stack([h11 * g0 - h01 * g1, h00 * g1 - h01 * g0]) / determinant, -2, 2)
+        offset, slope = offset + change[0], slope + change[1]
+        if np.abs(change).max() < 1e-9:
             break
     return slope
 
@@ -154,12 +119,8 @@ class ClassPredictions:
     @property
     def predictive_entropy(self) -> np.ndarray:
         """Entropy of the ensemble's distribution, (example,), in nats: 0 is certainty, log K is ignorance."""
-        return _entropy(self.mean_probabilities)
-
-    @property
-    def disagreement(self) -> np.ndarray:
-        """Part of the entropy due to members that disagree: entropy of the mean − mean entropy ≥ 0."""
-        return np.maximum(self.predictive_entropy - _entropy(self.probabilities).mean(axis=0), 0.0)
+        mean = self.mean_probabilities
+        return -np.sum(mean * np.log(np.where(mean > 0, mean, 1.0)), axis=-1)
 
     def error(self, targets: Any) -> float:
         """Return the share of examples whose most probable class is not the target."""
@@ -171,18 +132,16 @@ class ClassPredictions:
         chosen = self.mean_probabilities[np.arange(targets.size), targets]
         return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
 
-    def calibration_error(self, targets: Any, *, num_bins: int = 15) -> float:
-        """Return the expected calibration error: |accuracy − confidence| over bins of confidence, weighted by size."""
-        check_integer("num_bins", num_bins, minimum=1)
+    def calibration_error(self, targets: Any) -> float:
+        """Return the expected calibration error: |accuracy − confidence| over 15 bins of confidence, by their size."""
         right = self.labels == self._checked(targets)
         confidence = self.mean_probabilities.max(axis=-1)
-        bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
-        excess = np.bincount(bins, weights=confidence - right, minlength=num_bins)
-        return float(np.abs(excess).sum() / right.size)
+        bins = np.minimum((confidence * 15).astype(int), 14)
+        return float(np.abs(np.bincount(bins, weights=confidence - right)).sum() / right.size)
 
     def _checked(self, targets: Any) -> np.ndarray:
         check_labels(targets, self.probabilities.shape[-1])
-        return _of_length(targets, self.probabilities.shape[1])
+        return _of_shape(np.asarray(targets), self.probabilities.shape[1:2])
 
 
 @dataclass(frozen=True)
@@ -207,33 +166,29 @@ class ValuePredictions:
         """Standard deviation of the members' values."""
         return self.values.std(axis=0)
 
-    def root_mean_squared_error(self, targets: Any) -> float:
-        """Return √⟨(mean − target)²⟩."""
-        return float(np.sqrt(np.mean((self.mean - self._checked(targets)) ** 2)))
-
     def negative_log_likelihood(self, targets: Any) -> float:
         """Return −log of the mixture's density at the targets, averaged over the examples."""
         deviations = (self.values - self._checked(targets)).reshape(*self.values.shape[:2], -1)
         exponent = -0.5 * (deviations**2 / self.noise_variance + np.log(2 * np.pi * self.noise_variance)).sum(axis=-1)
         return float(-(np.logaddexp.reduce(exponent, axis=0) - np.log(len(exponent))).mean())
 
-    def calibration_error(self, targets: Any, *, num_levels: int = 19) -> float:
-        """Return the mean of |share of targets below the q-quantile of their prediction − q| over levels q."""
+    def calibration_error(self, targets: Any) -> float:
+        """Return the mean of |share of targets below the q-quantile of their prediction − q|, q = 5, 10, …, 95 %."""
         from scipy.special import ndtr  # noqa: PLC0415
 
-        check_integer("num_levels", num_levels, minimum=1)
         deviations = self._checked(targets) - self.values
         position = ndtr(deviations / np.sqrt(self.noise_variance)).mean(axis=0).ravel()
-        levels = np.arange(1, num_levels + 1) / (num_levels + 1)
+        levels = np.arange(1, 20) / 20
         return float(np.abs((position[:, None] <= levels).mean(axis=0) - levels).mean())
 
     def _checked(self, targets: Any) -> np.ndarray:
-        targets = _of_length(targets, self.values.shape[1]).astype(np.float64)
-        if targets.shape != self.values.shape[1:]:
-            raise ValueError(
-                f"targets have shape {targets.shape}, predictions {self.values.shape[1:]}; make them equal"
-            )
-        return targets
+        return _of_shape(np.asarray(targets, np.float64), self.values.shape[1:])
+
+
+def _of_shape(targets: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if targets.shape != shape:
+        raise ValueError(f"targets have shape {targets.shape}, predictions {shape}; make them equal")
+    return targets
 
 
 Predictions = ClassPredictions | ValuePredictions
@@ -255,7 +210,7 @@ def predict(
         inputs: arrays with one leading example axis, as in `Dataset`.
         noise_variance: for regressions, the variance σ² of a target around its prediction. exp(−U/T) is the posterior
             of targets with σ² = P·T, which is what `fit` passes.
-        chunk_size: examples held at once; bounds memory, not the result.
+        chunk_size: examples held at once.
     """
     check_integer("chunk_size", chunk_size, minimum=1)
     function = potential.class_scores if potential.class_scores is not None else potential.values
@@ -264,13 +219,9 @@ def predict(
             "potential has neither class_scores nor values, so it cannot predict; make it with classification or "
             "regression, or pass one of the two to Potential"
         )
-    num_examples = jax.tree.leaves(inputs)[0].shape[0]
-    pieces = [
-        np.asarray(
-            _apply(function, members, jax.tree.map(lambda a, s=start: jnp.asarray(a[s : s + chunk_size]), inputs))
-        )
-        for start in range(0, num_examples, chunk_size)
-    ]
+    starts = range(0, jax.tree.leaves(inputs)[0].shape[0], chunk_size)
+    chunks = (jax.tree.map(lambda a, s=s: jnp.asarray(a[s : s + chunk_size]), inputs) for s in starts)
+    pieces = [np.asarray(_apply(function, members, chunk)) for chunk in chunks]
     raw = np.concatenate(pieces, axis=1).astype(np.float64)
     if potential.class_scores is not None:
         return ClassPredictions(np.exp(raw - np.logaddexp.reduce(raw, axis=-1, keepdims=True)))
@@ -280,17 +231,6 @@ def predict(
     return ValuePredictions(raw, float(noise_variance))
 
 
-@partial(jax.jit, static_argnames="function")
+@partial(jax.jit, static_argnums=0)
 def _apply(function: Any, members: Weights, inputs: Any) -> Array:
     return jax.lax.map(lambda weights: function(weights, inputs), members)
-
-
-def _entropy(probabilities: np.ndarray) -> np.ndarray:
-    return -np.sum(probabilities * np.log(np.where(probabilities > 0, probabilities, 1.0)), axis=-1)
-
-
-def _of_length(targets: Any, num_examples: int) -> np.ndarray:
-    array = np.asarray(targets)
-    if array.shape[:1] != (num_examples,):
-        raise ValueError(f"targets have shape {array.shape}, but {num_examples} examples were predicted")
-    return array

@@ -1,5 +1,110 @@
-"""Networks: the paper's feed-forward network, with fast gradients."""
+"""The paper's feed-forward network."""
 
-from .feedforward import FeedForward, feedforward
+from __future__ import annotations
 
-__all__ = ["FeedForward", "feedforward"]
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Num
+
+from .._checks import check_choice
+from .._trees import Array, Batch, Key, Weights
+from . import fast
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Fully connected layers, a⁽ˡ⁾ = z⁽ˡ⁻¹⁾·W⁽ˡ⁾ + b⁽ˡ⁾, z⁽ˡ⁾ = max(0, a⁽ˡ⁾) (eq:FFN)."""
+
+    sizes: tuple[int, ...]
+    output_activation: str
+
+    def init(self, key: Key) -> Weights:
+        """Return random weights, uniform in ±1/√(inputs of the layer), kernels and biases alike."""
+        weights = {}
+        for index, (num_in, num_out) in enumerate(zip(self.sizes[:-1], self.sizes[1:], strict=True), start=1):
+            kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, index))
+            bound = num_in**-0.5
+            weights[f"layer{index}"] = {
+                "kernel": jax.random.uniform(kernel_key, (num_in, num_out), jnp.float32, -bound, bound),
+                "bias": jax.random.uniform(bias_key, (num_out,), jnp.float32, -bound, bound),
+            }
+        return weights
+
+    def apply(self, weights: Weights, inputs: Num[Array, "examples in"]) -> Float[Array, "examples out"]:
+        """Return the logits z⁽ˡ⁾ of the last layer, before the softmax."""
+        return self.trace(weights, inputs)[0]
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.sizes) - 1
+
+    def loss_hooks(self, output_loss: Callable[[Array, Any], Array], *, is_cross_entropy: bool) -> dict[str, Any]:
+        """Return faster versions of a potential's `gradient` and `gradient_moments` for this network.
+
+        Args:
+            output_loss: maps (outputs, targets) of S examples to S losses.
+            is_cross_entropy: whether `output_loss` is the cross-entropy of integer labels.
+        """
+
+        def mean_loss(weights: Weights, batch: Batch) -> Array:
+            return jnp.mean(output_loss(self.apply(weights, batch[0]), batch[1]))
+
+        def gradient(weights: Weights, batch: Batch, precision: str | None, split: bool) -> Weights:
+            def plain(weights: Weights, batch: Batch) -> Weights:
+                with jax.default_matmul_precision(precision):
+                    return jax.grad(mean_loss)(weights, batch)
+
+            return fast.cross_entropy_gradient(self, plain, weights, batch, precision, split)
+
+        moments = partial(fast.layer_moments, self, output_loss)
+        return {"gradient_moments": moments} | ({"gradient": gradient} if is_cross_entropy else {})
+
+    def trace(
+        self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None
+    ) -> tuple[Float[Array, "examples out"], list[Array]]:
+        """Return the logits and the inputs of every layer, with `offsets` added to the pre-activations a⁽ˡ⁾.
+
+        The derivative with respect to an offset is the derivative with respect to the pre-activation of each example,
+        from which the gradients of single examples follow.
+        """
+        if inputs.shape[1:] != (self.sizes[0],):
+            found = f"an input has shape {inputs.shape[1:]} and the network takes {self.sizes[0]} components"
+            raise ValueError(f"{found}; change the first of its sizes, or the inputs")
+        hidden, layer_inputs = inputs, []
+        for index in range(1, self.depth + 1):
+            layer = weights[f"layer{index}"]
+            hidden = hidden.astype(layer["kernel"].dtype)
+            layer_inputs.append(hidden)
+            hidden = hidden @ layer["kernel"] + layer["bias"]
+            if offsets is not None:
+                hidden = hidden + offsets[index - 1]
+            has_relu = index < self.depth or self.output_activation == "relu"
+            hidden = jax.nn.relu(hidden) if has_relu else hidden
+        return hidden, layer_inputs
+
+
+def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> FeedForward:
+    """Return a feed-forward network with ReLU on every layer.
+
+    Args:
+        sizes: the widths from the input to the output; the paper's are (100, L1, 100, 10).
+        output_activation: "relu" as in the paper, or "identity". With "relu" a class can lose every signal ("dead
+            classes" are reported while sampling).
+
+    Example:
+        >>> network = feedforward((100, 50, 100, 10))
+        >>> weights = network.init(jax.random.key(0))
+        >>> network.apply(weights, jnp.ones((3, 100))).shape
+        (3, 10)
+    """
+    sizes = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
+    if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise ValueError(f"sizes = {sizes}: give at least an input and an output width, all positive integers")
+    check_choice("output_activation", output_activation, ("identity", "relu"))
+    return FeedForward(sizes, output_activation)

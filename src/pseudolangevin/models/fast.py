@@ -33,17 +33,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import custom_batching, lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from .._trees import Array, Batch, Weights
 
 if TYPE_CHECKING:
-    from .feedforward import FeedForward
+    from . import FeedForward
 
 NARROW = 128  # padded width of the inputs, with the constant one, and of the second layer
 CLASSES = 16  # padded number of classes
-BIAS_ROWS = 2  # rows below ∂W3ᵀ in the gradient of the end of the network: ∂b2 and ∂b3
 DENSE_CHUNK = 1024  # examples; 2 MiB for a layer of 500 units, the second-level cache of a core
 
 
@@ -76,11 +73,7 @@ def cross_entropy_gradient(
 
 
 def layer_moments(
-    network: FeedForward,
-    output_loss: Callable[[Array, Any], Array],
-    weights: Weights,
-    batch: Batch,
-    mask: Array,
+    network: FeedForward, output_loss: Callable[[Array, Any], Array], weights: Weights, batch: Batch, mask: Array
 ) -> tuple[Weights, Weights]:
     """Return sums of the gradients of single examples, and of their squares, over the examples with a true `mask`.
 
@@ -134,8 +127,7 @@ def _by_kernels(network: FeedForward) -> Any:
     @one.def_vmap
     def many(num_chains: int, batched: Any, weights: Weights, batch: Batch) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
-        batch_size = batch[1].shape[-1]
-        gradient = partial(by_kernels, network, blocks=blocks_for(network, batch_size, num_chains))
+        gradient = partial(by_kernels, network, blocks=blocks_for(network, batch[1].shape[-1], num_chains))
         return jax.vmap(gradient, in_axes=tuple(axes))(weights, batch), jax.tree.map(lambda _: True, batched[0])
 
     return one
@@ -160,39 +152,24 @@ def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks
 def by_kernels(
     network: FeedForward, weights: Weights, batch: Batch, blocks: Blocks, *, interpret: bool = False
 ) -> Weights:
-    """Pad, call the kernels, and remove the padding."""
+    """Pad, call the kernels, add the parts, and remove the padding."""
     inputs, labels = batch
     batch_size, num_in = inputs.shape
     _, num_hidden, narrow, num_classes = network.sizes
     missing = -batch_size % math.lcm(blocks.rows, blocks.back_rows)
     padded = num_hidden + -num_hidden % math.lcm(blocks.hidden, blocks.back_hidden)
     columns = jnp.concatenate([inputs.astype(jnp.bfloat16), jnp.ones((batch_size, 1), jnp.bfloat16)], axis=1)
-    grads = kernel_gradient(
-        pack(weights, padded),
-        jnp.pad(columns, ((0, missing), (0, NARROW - num_in - 1))),
-        jnp.pad(labels.astype(jnp.int32), (0, missing)),
-        tail=Tail(num_classes, network.output_activation == "relu", batch_size),
-        blocks=blocks,
-        interpret=interpret,
-    )
+    columns = jnp.pad(columns, ((0, missing), (0, NARROW - num_in - 1)))
+    labels = jnp.pad(labels.astype(jnp.int32), (0, missing))
+    packed = pack(weights, padded)
+    dz, end = _forward(network, packed, columns, labels, batch_size, blocks, interpret)
+    first, second = (jnp.sum(parts, axis=0) for parts in _backward(packed, columns, dz, blocks, interpret))
+    end = jnp.sum(end, axis=0)
     return {
-        "layer1": {"kernel": grads.first[:num_in, :num_hidden], "bias": grads.first[num_in, :num_hidden]},
-        "layer2": {"kernel": grads.second[:num_hidden, :narrow], "bias": grads.end[CLASSES, :narrow]},
-        "layer3": {"kernel": grads.end[:num_classes, :narrow].T, "bias": grads.end[CLASSES + 1, :num_classes]},
+        "layer1": {"kernel": first[:num_in, :num_hidden], "bias": first[num_in, :num_hidden]},
+        "layer2": {"kernel": second[:num_hidden, :narrow], "bias": end[CLASSES, :narrow]},
+        "layer3": {"kernel": end[:num_classes, :narrow].T, "bias": end[CLASSES + 1, :num_classes]},
     }
-
-
-def pack(weights: Weights, padded: int) -> Packed:
-    """Return the weights in the padded shapes of the kernels."""
-    one, two, three = (weights[f"layer{i}"] for i in (1, 2, 3))
-
-    def pad(array: Array, *shape: int) -> Array:
-        return jnp.pad(array, [(0, size - have) for size, have in zip(shape, array.shape, strict=True)])
-
-    first = jnp.concatenate([one["kernel"], one["bias"][None, :]])
-    second = jnp.concatenate([pad(two["kernel"], padded, NARROW), pad(three["kernel"].T, CLASSES, NARROW)])
-    biases = jnp.concatenate([pad(two["bias"], NARROW), pad(three["bias"], CLASSES)])
-    return Packed(pad(first, NARROW, padded).astype(jnp.bfloat16), second.astype(jnp.bfloat16), biases)
 
 
 class Packed(NamedTuple):
@@ -206,15 +183,17 @@ class Packed(NamedTuple):
     """b2 and b3, (NARROW + CLASSES,)."""
 
 
-class PaddedGradient(NamedTuple):
-    """Parts of the gradient in padded shapes, float32."""
+def pack(weights: Weights, padded: int) -> Packed:
+    """Return the weights in the padded shapes of the kernels."""
+    one, two, three = (weights[f"layer{i}"] for i in (1, 2, 3))
 
-    first: Array
-    """∂W1 with ∂b1 as a row, (NARROW, h1)."""
-    second: Array
-    """∂W2, (h1, NARROW)."""
-    end: Array
-    """∂W3ᵀ, ∂b2 and ∂b3, (CLASSES + BIAS_ROWS, NARROW); the last row holds one number per class."""
+    def pad(array: Array, *shape: int) -> Array:
+        return jnp.pad(array, [(0, size - have) for size, have in zip(shape, array.shape, strict=True)])
+
+    first = jnp.concatenate([one["kernel"], one["bias"][None, :]])
+    second = jnp.concatenate([pad(two["kernel"], padded, NARROW), pad(three["kernel"].T, CLASSES, NARROW)])
+    biases = jnp.concatenate([pad(two["bias"], NARROW), pad(three["bias"], CLASSES)])
+    return Packed(pad(first, NARROW, padded).astype(jnp.bfloat16), second.astype(jnp.bfloat16), biases)
 
 
 @dataclass(frozen=True)
@@ -235,143 +214,111 @@ class Blocks:
     """Number of parts of the batch that the backward kernel processes in parallel."""
 
 
-class Tail(NamedTuple):
-    """Constants of the last layer and the loss."""
-
-    num_classes: int
-    relu_output: bool
-    batch_size: int
-
-
-def _dot(a: Array, b: Array, **transposed: bool) -> Array:
-    return triton.dot(a, b, **transposed)
-
-
 def _forward(
-    x_ref: Any,
-    label_ref: Any,
-    first_ref: Any,
-    second_ref: Any,
-    bias_ref: Any,
-    dz_ref: Any,
-    end_grad_ref: Any,
-    *,
-    blocks: Blocks,
-    tail: Tail,
-) -> None:
-    start = pl.program_id(0) * blocks.rows
-    rows = pl.ds(start, blocks.rows)
-    num_hidden = first_ref.shape[1]
-    x = x_ref[rows, :]
-    third = second_ref[pl.ds(num_hidden, CLASSES), :]
+    network: FeedForward, packed: Packed, inputs: Array, labels: Array, batch_size: int, blocks: Blocks, interpret: bool
+) -> list[Array]:
+    """Return ∂z, (rows, NARROW), and for every tile a part of the gradient of the end of the network.
 
-    def chunk(j: Array, z: Array) -> Array:
-        units = pl.ds(j * blocks.hidden, blocks.hidden)
-        h = jnp.maximum(_dot(x, first_ref[:, units]), 0.0).astype(jnp.bfloat16)
-        return z + _dot(h, second_ref[units, :])
-
-    z = jnp.zeros((blocks.rows, NARROW), jnp.float32)
-    z = lax.fori_loop(0, num_hidden // blocks.hidden, chunk, z)
-    z = z + bias_ref[pl.ds(0, NARROW)][None, :]
-    a = jnp.maximum(z, 0.0).astype(jnp.bfloat16)
-    scores = _dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
-    logits = jnp.maximum(scores, 0.0) if tail.relu_output else scores
-    classes = lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 1)
-    logits = jnp.where(classes < tail.num_classes, logits, -jnp.inf)
-    shifted = jnp.exp(logits - jnp.max(logits, axis=1)[:, None])
-    probabilities = shifted / jnp.sum(shifted, axis=1)[:, None]
-    chosen = classes == label_ref[rows][:, None]
-    error = (probabilities - jnp.where(chosen, 1.0, 0.0)) / tail.batch_size
-    if tail.relu_output:
-        error = jnp.where(scores > 0, error, 0.0)
-    present = start + lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 0) < tail.batch_size
-    error = jnp.where(present, error, 0.0)
-    rounded = error.astype(jnp.bfloat16)
-    dz = jnp.where(z > 0, _dot(rounded, third), 0.0)
-    dz_ref[rows, :] = dz.astype(jnp.bfloat16)
-    end_grad_ref[0, pl.ds(0, CLASSES), :] = _dot(rounded, a, trans_a=True)
-    end_grad_ref[0, CLASSES, :] = jnp.sum(dz, axis=0)
-    end_grad_ref[0, CLASSES + 1, pl.ds(0, CLASSES)] = jnp.sum(error, axis=0)
-
-
-def _backward(
-    x_ref: Any,
-    dz_ref: Any,
-    first_ref: Any,
-    second_ref: Any,
-    first_grad_ref: Any,
-    second_grad_ref: Any,
-    *,
-    blocks: Blocks,
-) -> None:
-    units = pl.ds(pl.program_id(0) * blocks.back_hidden, blocks.back_hidden)
-    first = first_ref[:, units]
-    second = second_ref[units, :]
-    tiles = x_ref.shape[0] // blocks.back_rows
-    per_split = -(-tiles // blocks.splits)
-    begin = pl.program_id(1) * per_split
-
-    def tile(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        first_grad, second_grad = sums
-        rows = pl.ds(i * blocks.back_rows, blocks.back_rows)
-        x, dz = x_ref[rows, :], dz_ref[rows, :]
-        h = jnp.maximum(_dot(x, first), 0.0)
-        dh = jnp.where(h > 0, _dot(dz, second, trans_b=True), 0.0).astype(jnp.bfloat16)
-        second_grad = second_grad + _dot(h.astype(jnp.bfloat16), dz, trans_a=True)
-        return first_grad + _dot(x, dh, trans_a=True), second_grad
-
-    zeros = (
-        jnp.zeros((NARROW, blocks.back_hidden), jnp.float32),
-        jnp.zeros((blocks.back_hidden, NARROW), jnp.float32),
-    )
-    first_grad, second_grad = lax.fori_loop(begin, jnp.minimum(begin + per_split, tiles), tile, zeros)
-    first_grad_ref[0, :, :] = first_grad
-    second_grad_ref[0, :, :] = second_grad
-
-
-def kernel_gradient(
-    packed: Packed, inputs: Array, labels: Array, *, tail: Tail, blocks: Blocks, interpret: bool = False
-) -> PaddedGradient:
-    """Return the gradient of the mean cross-entropy of a batch, in the padded shapes.
-
-    `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,); rows beyond
-    `tail.batch_size` are ignored; the number of rows is a multiple of both tile heights.
+    That part is ∂W3ᵀ, ∂b2 and ∂b3 as one matrix, (CLASSES + 2, NARROW), whose last row holds one number per class.
+    `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,). Rows beyond
+    `batch_size` are ignored; the number of rows is a multiple of both tile heights.
     """
+    from jax.experimental import pallas as pl  # noqa: PLC0415  slow to import, and needed on a GPU only
+    from jax.experimental.pallas import triton  # noqa: PLC0415
+
     num_rows, num_hidden = inputs.shape[0], packed.first.shape[1]
-    num_tiles = num_rows // blocks.rows
-    shape = jax.ShapeDtypeStruct
-    end_shape = (CLASSES + BIAS_ROWS, NARROW)
-    dz, end = pl.pallas_call(
-        partial(_forward, blocks=blocks, tail=tail),
+    has_relu = network.output_activation == "relu"
+    dot = triton.dot
+
+    def forward(*refs: Any) -> None:
+        x_ref, label_ref, first_ref, second_ref, bias_ref, dz_ref, end_ref = refs
+        start = pl.program_id(0) * blocks.rows
+        rows = pl.ds(start, blocks.rows)
+        x = x_ref[rows, :]
+        third = second_ref[pl.ds(num_hidden, CLASSES), :]
+
+        def chunk(j: Array, z: Array) -> Array:
+            units = pl.ds(j * blocks.hidden, blocks.hidden)
+            h = jnp.maximum(dot(x, first_ref[:, units]), 0.0).astype(jnp.bfloat16)
+            return z + dot(h, second_ref[units, :])
+
+        z = jnp.zeros((blocks.rows, NARROW), jnp.float32)
+        z = lax.fori_loop(0, num_hidden // blocks.hidden, chunk, z)
+        z = z + bias_ref[pl.ds(0, NARROW)][None, :]
+        a = jnp.maximum(z, 0.0).astype(jnp.bfloat16)
+        scores = dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
+        logits = jnp.maximum(scores, 0.0) if has_relu else scores
+        label = lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 1)
+        logits = jnp.where(label < network.sizes[-1], logits, -jnp.inf)
+        shifted = jnp.exp(logits - jnp.max(logits, axis=1)[:, None])
+        probabilities = shifted / jnp.sum(shifted, axis=1)[:, None]
+        error = (probabilities - jnp.where(label == label_ref[rows][:, None], 1.0, 0.0)) / batch_size
+        error = jnp.where(scores > 0, error, 0.0) if has_relu else error
+        row = start + lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 0)
+        error = jnp.where(row < batch_size, error, 0.0)
+        rounded = error.astype(jnp.bfloat16)
+        dz = jnp.where(z > 0, dot(rounded, third), 0.0)
+        dz_ref[rows, :] = dz.astype(jnp.bfloat16)
+        end_ref[0, pl.ds(0, CLASSES), :] = dot(rounded, a, trans_a=True)
+        end_ref[0, CLASSES, :] = jnp.sum(dz, axis=0)
+        end_ref[0, CLASSES + 1, pl.ds(0, CLASSES)] = jnp.sum(error, axis=0)
+
+    shape, num_tiles, end_shape = jax.ShapeDtypeStruct, num_rows // blocks.rows, (CLASSES + 2, NARROW)
+    return pl.pallas_call(
+        forward,
         grid=(num_tiles,),
-        out_shape=(
-            shape((num_rows, NARROW), jnp.bfloat16),
-            shape((num_tiles, *end_shape), jnp.float32),
-        ),
-        out_specs=(
+        out_shape=[shape((num_rows, NARROW), jnp.bfloat16), shape((num_tiles, *end_shape), jnp.float32)],
+        out_specs=[
             pl.BlockSpec((num_rows, NARROW), lambda i: (0, 0)),
             pl.BlockSpec((1, *end_shape), lambda i: (i, 0, 0)),
-        ),
+        ],
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name="forward",
     )(inputs, labels, *packed)
-    first, second = pl.pallas_call(
-        partial(_backward, blocks=blocks),
-        grid=(num_hidden // blocks.back_hidden, blocks.splits),
-        out_shape=(
-            shape((blocks.splits, NARROW, num_hidden), jnp.float32),
-            shape((blocks.splits, num_hidden, NARROW), jnp.float32),
-        ),
-        out_specs=(
-            pl.BlockSpec((1, NARROW, blocks.back_hidden), lambda j, k: (k, 0, j)),
-            pl.BlockSpec((1, blocks.back_hidden, NARROW), lambda j, k: (k, j, 0)),
-        ),
+
+
+def _backward(packed: Packed, inputs: Array, dz: Array, blocks: Blocks, interpret: bool) -> list[Array]:
+    """Return, for every split of the batch, ∂W1 with ∂b1 as a row, (NARROW, h1), and ∂W2, (h1, NARROW)."""
+    from jax.experimental import pallas as pl  # noqa: PLC0415
+    from jax.experimental.pallas import triton  # noqa: PLC0415
+
+    num_hidden, splits, hidden, dot = packed.first.shape[1], blocks.splits, blocks.back_hidden, triton.dot
+    num_tiles = inputs.shape[0] // blocks.back_rows
+    per_split = -(-num_tiles // splits)
+
+    def backward(*refs: Any) -> None:
+        x_ref, dz_ref, first_ref, second_ref, first_grad_ref, second_grad_ref = refs
+        units = pl.ds(pl.program_id(0) * hidden, hidden)
+        first, second = first_ref[:, units], second_ref[units, :]
+        begin = pl.program_id(1) * per_split
+
+        def tile(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            first_grad, second_grad = sums
+            rows = pl.ds(i * blocks.back_rows, blocks.back_rows)
+            x, dz = x_ref[rows, :], dz_ref[rows, :]
+            h = jnp.maximum(dot(x, first), 0.0)
+            dh = jnp.where(h > 0, dot(dz, second, trans_b=True), 0.0).astype(jnp.bfloat16)
+            second_grad = second_grad + dot(h.astype(jnp.bfloat16), dz, trans_a=True)
+            return first_grad + dot(x, dh, trans_a=True), second_grad
+
+        zeros = jnp.zeros((NARROW, hidden), jnp.float32), jnp.zeros((hidden, NARROW), jnp.float32)
+        sums = lax.fori_loop(begin, jnp.minimum(begin + per_split, num_tiles), tile, zeros)
+        first_grad_ref[0, :, :], second_grad_ref[0, :, :] = sums
+
+    shapes = (splits, NARROW, num_hidden), (splits, num_hidden, NARROW)
+    return pl.pallas_call(
+        backward,
+        grid=(num_hidden // hidden, splits),
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
+        out_specs=[
+            pl.BlockSpec((1, NARROW, hidden), lambda j, k: (k, 0, j)),
+            pl.BlockSpec((1, hidden, NARROW), lambda j, k: (k, j, 0)),
+        ],
         compiler_params=triton.CompilerParams(num_warps=blocks.back_warps, num_stages=blocks.back_stages),
         interpret=interpret,
         name="backward",
     )(inputs, dz, packed.first, packed.second)
-    return PaddedGradient(*(jnp.sum(parts, axis=0) for parts in (first, second, end)))
 
 
 def _dense_gradient(network: FeedForward) -> Any:
@@ -388,7 +335,7 @@ def _dense_gradient(network: FeedForward) -> Any:
     def many(num_chains: int, batched: Any, weights: Weights, batch: Batch) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
         if num_chains > 1 and batch[1].shape[-1] <= DENSE_CHUNK:
-            found = jax.vmap(lambda w, b: _chunked_gradient(network, w, b), in_axes=tuple(axes))(weights, batch)
+            found = jax.vmap(partial(_chunked_gradient, network), in_axes=tuple(axes))(weights, batch)
         else:
             each = jax.tree.map(
                 lambda a, has_axis: a if has_axis else jnp.broadcast_to(a, (num_chains, *a.shape)),

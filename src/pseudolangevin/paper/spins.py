@@ -17,7 +17,7 @@ from .. import Dataset, Potential, Result, Run, Sampler, classification, models,
 from .. import _trees as trees
 from .._random import normal_like
 from .._trees import Array, Key, Weights
-from ..apps.fit import trained_starts
+from ..apps.temperature import trained_starts
 from ..diagnostics.averages import DEFAULT_DISCARD, Average, average_by_temperature, kept
 from ..diagnostics.diffusion import Diffusion, MeasuredDiffusion, measure_diffusion
 from .results import COLORS, LABELS, Row, Stage, row

@@ -17,7 +17,7 @@ import zarr
 
 from .. import potential as potentials
 from .._trees import Weights, check_weights, named_leaves
-from ..apps.fit import trained_starts
+from ..apps.temperature import trained_starts
 from ..chains import Run
 from ..data import Dataset, StreamedDataset, tasks
 from ..models import FeedForward, feedforward

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, create_model, model_validator
 
-from ..apps.fit import trained_starts
+from ..apps.temperature import trained_starts
 from ..data import tasks
 from ..samplers import SAMPLERS
 from ..samplers.base import MAX_STEPS

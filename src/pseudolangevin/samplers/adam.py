@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from .. import _trees as trees
 from .._checks import check_integer, check_interval, check_positive
 from .._trees import Array, Batch, Key, Weights
-from ..data import Dataset, StreamedDataset
+from ..data.dataset import Dataset
+from ..data.streamed import StreamedDataset
 from ..gradients import exact_means, minibatch_gradient
 from .base import MAX_STEPS, Sampler, Status
 

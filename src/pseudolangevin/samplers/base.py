@@ -22,11 +22,12 @@ from jax import lax
 from .. import _trees as trees
 from .._random import FoldedKey, Stream, draw_indices, stream_key
 from .._trees import Array, Batch, Key, Weights
-from ..data import Dataset
+from ..data.dataset import Dataset
 from ..potential import Potential
 
 MAX_STEPS = 2**31 - 1  # a chain counts its steps in 32 bits
 VERY_LARGE = 2**24  # weights; a larger chain that diverges is not put back, which would take eight bytes per weight
+RATIO_QUANTILES = (0.05, 0.5, 0.95)  # quantiles of 𝒯_i that are recorded
 
 
 class Status(IntEnum):

@@ -25,9 +25,8 @@ from .._checks import check_choice, check_integer, check_interval, check_positiv
 from .._random import Stream, key_for, normal_like, stream_key
 from .._trees import Array, Batch, Key, Weights
 from ..gradients import exact_sums, minibatch_gradient
-from .base import Sampler, Status
+from .base import RATIO_QUANTILES, Sampler, Status
 
-RATIO_QUANTILES = (0.05, 0.5, 0.95)  # quantiles of 𝒯_i that are recorded
 PER_WEIGHT = ("weights", "half_step_momentum", "masses", "gradient_variance")  # fields with one number per weight
 PAPER_RETENTION = math.sqrt(0.99)  # c1 with √(1 − c1²) = 0.1, the paper's friction
 
@@ -61,6 +60,8 @@ class LangevinState(NamedTuple):
     num_resets: Array
     warmup_end: Array
     """Step at which the masses were fixed; -1 before, and 0 for samplers without such a warm-up."""
+    friction_load: Array
+    """Load of the friction at the last refresh, before masses were raised for it; see `balanced.apply_friction`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -118,6 +119,7 @@ class Langevin(Sampler):
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
             warmup_end=jnp.zeros((), jnp.int32),
+            friction_load=jnp.zeros(()),
         )
         return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
 
