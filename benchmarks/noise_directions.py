@@ -1,6 +1,6 @@
 """The temperature of every direction of the mini-batch noise, for SGHMC, pseudo-Langevin and balanced Langevin.
 
-    python benchmarks/noise_directions.py --out docs/balance.png      # about two minutes on two cores
+    python benchmarks/noise_directions.py --out docs/balance.png      # a minute or two on two cores
 
 At every record the directions u are the eigenvectors of the covariance of the gradient noise at the current weights, in
 units of the thermal momentum. Given the weights, exp(−U/T) has independent thermal momenta p, so that in any direction
