@@ -118,7 +118,8 @@ def test_the_configurations_of_the_docs_are_valid():
             config.Settings.model_validate(tomllib.loads(block))
 
 
-def test_the_programs_and_lines_of_the_certificate_are_those_of_its_page(names):
+def test_the_programs_and_lines_of_the_certificate_are_those_of_its_page(names, monkeypatch):
+    monkeypatch.setattr(pl, "certificate", partial(pl.certificate, noise_draws=50))
     page = ROOT / "docs/certificate.md"
     sampler = pl.pseudo_langevin(names["potential"], names["train"], batch_size=40, refresh_every=5)
     start = {"temperatures": [1e-2, 1.1e-2], "num_chains": 2, "num_steps": 80, "record_every": 4, "key": 0}
