@@ -7,6 +7,8 @@ A table stands between the lines `<!-- table KIND FILE... -->` and `<!-- end of 
 
     summary    one line for each reproduction: rows that pass, and the worst row
     rows       all rows of one reproduction; with a third word, those whose quantity contains it
+    architectures    differences between pseudo-Langevin and hybrid Monte Carlo
+    balanced   averages of balanced Langevin, alongside its references; with a third word, another part of the file
     steps, against_peers, growth    tables of benchmarks/tables.py from a file of the benchmark
 """
 
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("docs/reproductions.md", "docs/performance.md")
+PAGES = ("docs/method.md", "docs/models.md", "docs/reproductions.md", "docs/performance.md")
 FIGURES = {
     "noise": "3a-c",
     "thermodynamics": "3d",
@@ -36,7 +38,7 @@ TABLE = re.compile(r"(<!-- table (?P<words>[^>]*?) -->\n).*?(?=<!-- end of table
 
 def markdown(headings: list[str], lines: list[list[str]]) -> str:
     """Return a table."""
-    cells = [headings, ["---"] * len(headings), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in [headings, ["---"] * len(headings), *lines]]
     return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
 
 
@@ -86,11 +88,33 @@ def rows(file: str, *words: str) -> str:
     return markdown(["quantity", "published", "measured", "tolerance", "passes"], lines)
 
 
+def balanced(file: str, part: str = "rows") -> str:
+    """Return averages of each sampler, with their standard errors."""
+    content, lines = json.loads((ROOT / file).read_text(encoding="utf-8")), []
+    for r in content[part]:
+        found = [r.get(k) for k in ("loss", "squared_norm", "error", "virial_temperature")]
+        averages = ["" if f is None else number(f["mean"], f["standard_error"]) for f in found]
+        size = str(r.get("num_weights", content["provenance"]["num_weights"]))
+        lines.append([size, r["sampler"].replace("_", " "), number(r["temperature_ratio"]), *averages])
+    return markdown(["N", "sampler", "ratio", "loss", "|w|²", "error", "virial temperature / T"], lines)
+
+
+def architectures(file: str) -> str:
+    """Return the relative differences of loss and |w|² for each network."""
+    content, lines = json.loads((ROOT / file).read_text(encoding="utf-8")), []
+    for r in content["rows"]:
+        found = [r[f"{name}_difference"] for name in ("loss", "squared_norm")]
+        percent = [f"{100 * d['relative']:+.1f} ± {100 * d['standard_error']:.1f} %" for d in found]
+        lines.append([r["network"], str(r["num_weights"]), f"{r['settings']['temperature']:g}", *percent])
+    return markdown(["network", "N", "T", "loss", "|w|²"], lines)
+
+
 def made(words: str) -> str:
     """Return the table of a marker."""
     kind, *arguments = words.split()
-    if kind in ("summary", "rows"):
-        return {"summary": summary, "rows": rows}[kind](*arguments)
+    own = {"summary": summary, "rows": rows, "balanced": balanced, "architectures": architectures}
+    if kind in own:
+        return own[kind](*arguments)
     part = {"steps": "rows", "against_peers": "ratios", "growth": "scaling"}[kind]
     content = json.loads((ROOT / arguments[0]).read_text(encoding="utf-8"))
     return runpy.run_path(str(ROOT / "benchmarks/tables.py"))[kind](content[part]) + "\n"
