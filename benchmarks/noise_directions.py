@@ -93,7 +93,12 @@ def main(arguments: list[str] | None = None) -> dict[str, np.ndarray]:
     first = network.init(jax.random.key(1))
     start = pl.sample(training, first, num_chains=options.chains, num_steps=1_000, record_every=1_000, key=0).weights
     noisy: dict[str, Any] = {"batch_size": BATCH, "momentum_retention": math.sqrt(RETAINED)}
-    paper = {"temperature_ratio": RATIO, "reset_probability": 0.0, "refresh_every": 500, "max_refresh_interval": 500}
+    paper: dict[str, Any] = {
+        "temperature_ratio": RATIO,
+        "reset_probability": 0.0,
+        "refresh_every": 500,
+        "max_refresh_interval": 500,
+    }
     found = {}
     balanced = pl.balanced_langevin(potential, train, temperature_ratio=RATIO, **noisy)
     found["balanced Langevin"], states = temperatures(balanced, start, *size)

@@ -112,7 +112,7 @@ def architectures(file: str) -> str:
 def made(words: str) -> str:
     """Return the table of a marker."""
     kind, *arguments = words.split()
-    own = {"summary": summary, "rows": rows, "balanced": balanced, "architectures": architectures}
+    own: dict[str, Any] = {"summary": summary, "rows": rows, "balanced": balanced, "architectures": architectures}
     if kind in own:
         return own[kind](*arguments)
     part = {"steps": "rows", "against_peers": "ratios", "growth": "scaling"}[kind]

@@ -4,6 +4,7 @@ import re
 import tomllib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import matplotlib
@@ -101,7 +102,7 @@ def test_links_lead_to_files(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_exist(page):
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     assert set(re.findall(r"^    pseudolangevin ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)) <= known
 
 
@@ -122,7 +123,13 @@ def test_the_programs_and_lines_of_the_certificate_are_those_of_its_page(names, 
     monkeypatch.setattr(pl, "certificate", partial(pl.certificate, noise_draws=50))
     page = ROOT / "docs/certificate.md"
     sampler = pl.pseudo_langevin(names["potential"], names["train"], batch_size=40, refresh_every=5)
-    start = {"temperatures": [1e-2, 1.1e-2], "num_chains": 2, "num_steps": 80, "record_every": 4, "key": 0}
+    start: dict[str, Any] = {
+        "temperatures": [1e-2, 1.1e-2],
+        "num_chains": 2,
+        "num_steps": 80,
+        "record_every": 4,
+        "key": 0,
+    }
     names["result"] = pl.sample(sampler, names["weights"], **start)
     exec(compile(blocks(page)[0], page.name, "exec"), names)
     text = page.read_text(encoding="utf-8").replace("\\", "")
