@@ -117,10 +117,25 @@ def test_masses_stay_fixed_unless_the_noise_grows_beyond_the_limit(small_task):
     np.testing.assert_allclose(thermal[1], thermal[0], rtol=1e-4)
 
 
-def test_a_friction_that_would_be_noisy_gives_a_warning(problem):
-    sampler = pl.balanced_langevin(*problem, temperature_ratio=0.2, friction_every=5, friction_batch_size=2, **OPTIONS)
-    with pytest.warns(UserWarning, match="friction_batch_size = 2 with friction_every = 5"):
-        sampler.check(jnp.zeros(SIZE))
+def test_masses_are_raised_where_the_friction_would_be_noisy(small_task):
+    """A batch of four examples for the friction: the masses grow until its load is about one."""
+    traces = [
+        pl.sample(
+            pl.balanced_langevin(
+                small_task.potential, small_task.train, batch_size=100, friction_batch_size=size, refresh_every=64
+            ),
+            small_task.weights,
+            temperatures=[1e-3],
+            num_steps=256,
+            record_every=32,
+            key=0,
+        ).trace.isel(temperature=0, chain=0)
+        for size in (4, 500)
+    ]
+    loads = [trace.friction_load.values[2:].mean() for trace in traces]
+    assert loads[0] > 3 * loads[1]
+    ratios = [float(trace.temperature_ratio.sel(quantile=0.5)[-1]) for trace in traces]
+    assert ratios[0] < 0.5 * ratios[1]
 
 
 @pytest.mark.parametrize(("retained", "cycle"), [(0.99, 1), (0.99, 5), (0.9, 3)])
@@ -133,10 +148,11 @@ def test_the_friction_is_exact_for_noise_of_rank_two(retained, cycle):
     if cycle == 1:
         assert (a, b) == pytest.approx((1 / (1 + retained),) * 2)
     expected = y - a * noise @ np.linalg.solve(np.eye(12) + b * noise, y)
-    found = apply_friction(
+    found, load = apply_friction(
         lambda v: (jnp.asarray(noise, jnp.float32) @ v, jnp.zeros(3)), jnp.float32(y), retained, cycle
     )
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert load == pytest.approx(1.0, rel=0.01)  # the largest eigenvalue is 2.5
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 0.1, 10.0, 1e4])
@@ -146,8 +162,8 @@ def test_the_friction_never_increases_the_norm(scale):
     @jax.jit
     def shares(gradients, y):
         def one(g, y):
-            rubbed = apply_friction(lambda v: (g.T @ (g @ v) / (len(g) - 1), g @ v), y, 0.99, 5)
-            return jnp.linalg.norm(rubbed) / jnp.linalg.norm(y)
+            slowed, _ = apply_friction(lambda v: (g.T @ (g @ v) / (len(g) - 1), g @ v), y, 0.99, 5)
+            return jnp.linalg.norm(slowed) / jnp.linalg.norm(y)
 
         return jax.vmap(one)(gradients, y)
 

@@ -32,7 +32,7 @@ NOISE = {"temperature_ratio", "max_temperature_ratio", "peak_temperature_ratio",
 NOISE |= {"kinetic_temperature", "gradient_variance", "raised_share", "refresh_interval", "num_resets"}
 HYBRID = {"acceptance", "energy_error", "time_step", "kinetic_temperature"}
 OWN = {
-    "balanced_langevin": NOISE | {"warmup_end"},
+    "balanced_langevin": NOISE | {"warmup_end", "friction_load"},
     "pseudo_langevin": NOISE,
     "naive_pseudo_langevin": NOISE | {"clipped_share"},
     "full_batch_langevin": {"kinetic_temperature"},
