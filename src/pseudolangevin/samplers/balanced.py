@@ -44,9 +44,9 @@ from .langevin import LangevinState, NoiseMassLangevin
 class BalancedLangevin(NoiseMassLangevin):
     """Balanced Langevin dynamics: samples exp(−U/T) with mini-batch gradients, at any temperature ratio.
 
-    The friction matches the full covariance of the mini-batch noise, so its correlations leave no bias; see
-    `samplers.balanced` for the update rule. The distribution is right up to the time step: records are exact on
-    quadratic potentials, and (ω·δt)² grows with `temperature_ratio`.
+    The friction matches the full covariance of the mini-batch noise, correlations included; see `samplers.balanced` for
+    the update rule. Records are exact on quadratic potentials. What remains elsewhere is the error of the time step,
+    with (ω·δt)² proportional to `temperature_ratio`, and of the friction, which is estimated on a batch.
 
     Masses are set from the gradient variance 𝒱 during a warm-up and are fixed afterwards, so they do not follow the
     weights. Later measurements of 𝒱 only raise masses: those whose ratio exceeds `max_temperature_ratio`, and all of
