@@ -80,7 +80,7 @@ class BalancedLangevin(NoiseMassLangevin):
     name: ClassVar[str] = "balanced_langevin"
 
     def __post_init__(self) -> None:
-        """Fill in the batch size of the friction and validate the settings."""
+        """Fill in the interval of the friction and validate the settings."""
         super().__post_init__()
         if self.friction_every is None:
             bound = 0.002 / ((1 - self.momentum_retention**2) * self.temperature_ratio)
