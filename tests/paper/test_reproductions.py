@@ -148,7 +148,7 @@ def test_a_reason_added_to_the_file_is_kept(simulated, tmp_path):
     path = tmp_path / "batch-size.json"
     content = json.loads(path.read_text())
     for part in content["parts"].values():
-        if part["value"]["settings"].get("batch_size") == 20:  # a smaller batch that is faster
+        if part["value"]["settings"].get("batch_size") == 2:  # a smaller batch that is faster
             part["value"]["curve"]["displacement"] = [[1e3, 2e3, 4e3]]
     path.write_text(json.dumps(content))
     assert paper.reproduce("batch-size", "smoke", tmp_path, 0) == 1
@@ -206,19 +206,19 @@ def test_in_the_cold_a_lower_potential_passes_and_explains_the_other_rows():
 def test_short_real_chains_of_thermodynamics(monkeypatch, tmp_path):
     length = chains(40, 10, 60, batch_size=100)
     settings = thermodynamics.SETTINGS["smoke"] | {
-        **{"hidden_units": 3, "start_steps": 20, "coolings": {"balanced": (length,) * 2, "pL": (length,) * 2}},
-        **{"adam": {"num_starts": 2, "epochs": 1, "seed": 0}, "from Adam": {"pL": length}, "levels": (4e-4, 2e-4)},
+        **{"hidden_units": 3, "start_steps": 20, "coolings": {"balanced": (length,) * 2}},
+        **{"adam": {"num_starts": 2, "epochs": 1, "seed": 0}, "from Adam": {"balanced": length}, "levels": (4e-4, 2e-4)},
         "hybrid": chains(10, 1, 60, num_leapfrog_steps=2, time_step=0.1, warmup_moves=1),
     }
     monkeypatch.setattr(thermodynamics, "spin_task", small_task)
     monkeypatch.setitem(thermodynamics.SETTINGS, "smoke", settings)
     assert paper.reproduce("thermodynamics", "smoke", tmp_path) in (0, 1)
     content = json.loads((tmp_path / "thermodynamics.json").read_text())
-    assert len(content["parts"]) == 8
+    assert len(content["parts"]) == 6
     assert all(line["measured"] > 0 for line in content["rows"] if "minus one" not in line["quantity"])
-    assert content["parts"]["cooled, pL, T = 0.0002"]["value"]["steps"] == 40
+    assert content["parts"]["cooled, balanced, T = 0.0002"]["value"]["steps"] == 40
     names = {path.name for path in tmp_path.glob("*.npz")}
-    assert {"starts-1713-2x1.npz", "end-1713-0.0002.npz", "cooled-pL-0.0004.npz"} <= names
+    assert {"starts-1713-2x1.npz", "end-1713-0.0002.npz", "cooled-balanced-0.0004.npz"} <= names
 
 
 def test_speeds_are_measured_on_real_chains_with_the_masses_of_many_measurements(tmp_path):
