@@ -31,7 +31,10 @@ FIGURES = {
     "batch-size": ("A.2", "batches of 1 % of P are faster than smaller ones"),
     "prediction-vs-size": ("A.3", "pL and hMC agree at every size"),
     "suboptimal": ("A.4", "poor settings are slower, and the order of the samplers stays"),
-    "generalization": ("5, A.5", "above a transition samples generalise as well as Adam, stopped early; below, they overfit"),
+    "generalization": (
+        "5, A.5",
+        "above a transition samples generalise as well as Adam, stopped early; below, they overfit",
+    ),
     "fashion": ("6", "sampled FashionMNIST networks have test errors below that of Adam, and do not overfit"),
 }
 TABLE = re.compile(r"(<!-- table (?P<words>[^>]*?) -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
@@ -126,7 +129,13 @@ def architectures(file: str) -> str:
 def made(words: str) -> str:
     """Return the table of a marker."""
     kind, *arguments = words.split()
-    own: dict[str, Any] = {"summary": summary, "rows": rows, "failures": failures, "balanced": balanced, "architectures": architectures}
+    own: dict[str, Any] = {
+        "summary": summary,
+        "rows": rows,
+        "failures": failures,
+        "balanced": balanced,
+        "architectures": architectures,
+    }
     if kind in own:
         return own[kind](*arguments)
     part = {"steps": "rows", "against_peers": "ratios", "growth": "scaling"}[kind]

@@ -129,7 +129,12 @@ def test_a_reproduction_continues_where_its_time_was_up(simulated, tmp_path, mon
     assert "N = 1914, T = 0.0004, pL, ratio 0.001" in first["parts"]
     assert "N = 1914, T = 0.0004, pL, ratio 0.01" in first["provenance"]["parts_left"]
     measured = []
-    monkeypatch.setattr(speeds.Case, "measure", lambda self, s, w: measured.append(s) or simulated_speed(self, s, w))
+
+    def counted(case, sampler, weights):
+        measured.append(sampler)
+        return simulated_speed(case, sampler, weights)
+
+    monkeypatch.setattr(speeds.Case, "measure", counted)
     assert paper.reproduce("suboptimal", "smoke", twice) in (0, 1)
     assert len(measured) == 12 - len(first["parts"])
     rows = [{r["quantity"]: r for r in json.loads((d / "suboptimal.json").read_text())["rows"]} for d in (once, twice)]
@@ -139,7 +144,9 @@ def test_a_reproduction_continues_where_its_time_was_up(simulated, tmp_path, mon
 def test_a_file_of_other_settings_is_not_continued(simulated, tmp_path, monkeypatch):
     paper.reproduce("variants", "smoke", tmp_path, 35)
     monkeypatch.setitem(speeds.VARIANTS.SETTINGS["smoke"], "seed", 1)
-    with pytest.raises(ValueError, match=r"variants\.json was measured at another scale or with other settings; choose"):
+    with pytest.raises(
+        ValueError, match=r"variants\.json was measured at another scale or with other settings; choose"
+    ):
         paper.reproduce("variants", "smoke", tmp_path)
 
 
@@ -183,7 +190,7 @@ def test_thermodynamics_judges_by_published_values_scaled_by_the_ideal_losses():
     loss = made["loss at T = 3e-05, cooled, balanced"]
     assert loss.published == 0.324192
     assert loss.published_scaled == pytest.approx(0.324192 * 0.324 / 0.320)
-    assert loss.tolerance == pytest.approx(0.02 * loss.published_scaled)
+    assert loss.tolerance == pytest.approx(0.02 * 0.324192 * 0.324 / 0.320)
     assert loss.passed
     assert made["squared_norm at T = 3e-05, cooled, balanced"].published_scaled is None
     assert not made["loss at T = 3e-05, cooled, balanced over hMC, minus one"].passed
@@ -197,9 +204,9 @@ def test_in_the_cold_a_lower_potential_passes_and_explains_the_other_rows():
     assert made["potential at T = 1e-06, cooled, balanced"].published == pytest.approx(0.2639, abs=1e-4)
     assert made["potential at T = 1e-06, cooled, balanced"].passed
     assert not made["loss at T = 1e-06, cooled, balanced"].passed
-    assert "lower than the published 0.2639" in made["loss at T = 1e-06, cooled, balanced"].reason
+    assert "lower than the published 0.2639" in str(made["loss at T = 1e-06, cooled, balanced"].reason)
     assert not made["potential at T = 1e-06, from Adam, hMC"].passed
-    assert "U is 0.2700, and 0.2600 after slow cooling" in made["loss at T = 1e-06, from Adam, hMC"].reason
+    assert "U is 0.2700, and 0.2600 after slow cooling" in str(made["loss at T = 1e-06, from Adam, hMC"].reason)
 
 
 @pytest.mark.filterwarnings("ignore::pseudolangevin.DeadClassWarning")  # of a short training
@@ -207,7 +214,11 @@ def test_short_real_chains_of_thermodynamics(monkeypatch, tmp_path):
     length = chains(40, 10, 60, batch_size=100)
     settings = thermodynamics.SETTINGS["smoke"] | {
         **{"hidden_units": 3, "start_steps": 20, "coolings": {"balanced": (length,) * 2}},
-        **{"adam": {"num_starts": 2, "epochs": 1, "seed": 0}, "from Adam": {"balanced": length}, "levels": (4e-4, 2e-4)},
+        **{
+            "adam": {"num_starts": 2, "epochs": 1, "seed": 0},
+            "from Adam": {"balanced": length},
+            "levels": (4e-4, 2e-4),
+        },
         "hybrid": chains(10, 1, 60, num_leapfrog_steps=2, time_step=0.1, warmup_moves=1),
     }
     monkeypatch.setattr(thermodynamics, "spin_task", small_task)
@@ -236,7 +247,7 @@ def performance_rows(leapfrog_steps, speed):
     case = speeds.PERFORMANCE.SETTINGS["paper"]["cases"][1]
     case = replace(case, options={**case.options, "moves": leapfrog_steps})
     coefficients = {"pL as in the paper": 1e-4, "balanced": 5e-5, f"hMC, {max(leapfrog_steps)} steps": speed}
-    found = {label: {"coefficient": Average(v, 0.0, 1.0)._asdict()} for label, v in coefficients.items()}
+    found: dict[str, Any] = {n: {"coefficient": Average(v, 0.0, 1.0)._asdict()} for n, v in coefficients.items()}
     found["pL as in the paper"] |= {"seconds_per_step": 1e-4, "variance_share": 0.1}
     found[f"hMC, {max(leapfrog_steps)} steps"] |= {"seconds_per_step": 1.0, "time_step": 0.1}
     return {r.quantity.replace(case.where, "N"): r for r in speeds.compared_with_published(case, found)}
@@ -256,7 +267,7 @@ def test_moves_that_are_too_short_are_bounded_by_a_free_flight():
     rows = performance_rows((2,), 1e-9)
     assert rows["seconds per move of 1000 steps, N, bounded"].measured == pytest.approx(250.0)
     assert rows["D*/N in 1/s, N, hMC as in the paper, bounded"].measured == pytest.approx(0.01 / 250)
-    # Balanced Langevin is 50 000 times as fast as the moves that were measured, and is judged by the bound all the same.
+    # Balanced Langevin is 50 000 times as fast as the moves that were measured, and is judged by the bound.
     judged = rows["D*, N, balanced over hMC as in the paper, bounded (at least 1)"]
     assert judged.measured == pytest.approx(1.25)
     assert judged.passed
@@ -266,7 +277,11 @@ def outcome(curve, dead=False, **averages):
     names = ("loss", "squared_norm", "error", "test_error", "gradient_variance")
     values = {name: Average(averages.get(name) or 0.1, 0.0, 10)._asdict() for name in names}
     found = {"averages": [values], "dead": [[dead]], "step": [500 * (i + 1) for i in range(len(curve))], "attempts": 1}
-    return found | {"test_error": [[curve]], "steps": 500 * len(curve), "best_step": [[500 * (1 + int(np.argmin(curve)))]]}
+    return found | {
+        "test_error": [[curve]],
+        "steps": 500 * len(curve),
+        "best_step": [[500 * (1 + int(np.argmin(curve)))]],
+    }
 
 
 FLAT, RISING = [0.116, 0.113, 0.113, 0.113, 0.113, 0.113], [0.1124, 0.1122, 0.113, 0.115, 0.12, 0.13]
@@ -315,8 +330,8 @@ def test_a_bad_run_fails_the_rows_of_generalization_with_reasons(published_outco
         "rise of the test error after its minimum, T = 3e-7 from random weights",
         "rise of the test error after its minimum, Adam (at least 0.003)",
     }
-    assert "lost a class" in failed["loss at T = 1e-4"]
-    assert "depends on the start" in failed["loss at T = 1e-7 from Adam"]
+    assert "lost a class" in str(failed["loss at T = 1e-4"])
+    assert "depends on the start" in str(failed["loss at T = 1e-7 from Adam"])
 
 
 def test_a_published_step_that_was_not_reached_does_not_pass(published_outcomes):
@@ -340,11 +355,12 @@ def test_fashion_counts_starts_with_a_dead_class_and_leaves_them_out():
     trace["test_error"].values[:] = np.array([0.2, 0.4, 0.2])[:, None]
     trace["dead_class"].values[0, 1, -1, 3] = True
     weights = jax.tree.map(lambda w: w[None, None], small_task(3).network.init(jax.random.key(0)))
-    value = spins.described(SimpleNamespace(trace=trace, weights=weights), curves=("test_error",))
+    result: Any = SimpleNamespace(trace=trace, weights=weights)
+    value = spins.described(result, curves=("test_error",))
     value["averages"] = [{name: a._asdict() for name, a in value["averages"][0].items()}]
     rows = {r.quantity: r for r in fashion.rows({"pL, T = 5e-08": value}, fashion.SETTINGS["paper"])}
     assert rows["test_error, pL, T = 5e-08"].measured == pytest.approx(0.2)
     assert not rows["test_error, pL, T = 5e-08"].passed  # 0.1926 was published
-    assert "relaxation takes about 1000000" in rows["test_error, pL, T = 5e-08"].reason
+    assert "relaxation takes about 1000000" in str(rows["test_error, pL, T = 5e-08"].reason)
     assert rows["starts with a dead class, pL, T = 5e-08"].measured == 1
     assert rows["starts with a dead class, pL, T = 5e-08"].passed

@@ -83,7 +83,7 @@ def projected(images: Dataset) -> Dataset:
 
 
 @cache
-def splits(out: Path) -> tuple[Dataset, Dataset, Dataset, Dataset]:
+def splits(out: Path) -> tuple[Dataset, ...]:
     """Return the images to train with, and the projections to train, validate and test."""
     folder = out / "fashion-mnist" if (out / "fashion-mnist").is_dir() else None
     images = tasks.fashion_mnist(jax.random.key(0), folder=folder, projected=False)
@@ -144,7 +144,7 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
             known = published_value("fashion", num_weights, "pL", group.temperature, name)
             measured = read_average(value["averages"][0][name])
             judged = tolerance if known is not None else None
-            options = {"published": known, "tolerance": judged, "reason": reason}
+            options: dict[str, Any] = {"published": known, "tolerance": judged, "reason": reason}
             made.append(row(f"{name}, {group.name}", measured, **options))
             if name == "test_error" and trained and group.weight_decay is None:
                 known = None if known is None else known - table["adam_best_test_error"]

@@ -77,7 +77,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("3e-7, balanced", 3e-7, chains(10_240, 512, 25, batch_size=50_305), sampler="balanced"),
             Phase("1e-4, balanced", 1e-4, chains(10_240, 512, 25, batch_size=50_305), sampler="balanced"),
         ),
-        "measuring": {"observe_examples": 150_000, "chunk_size": 25_000},
         "start_steps": 4_000,  # steps of Adam after which a random start must have no dead class
         "num_starts": 3,  # starts to try until a chain keeps every class
         "flat": 0.001,  # largest accepted rise of the test error after its minimum at the intermediate temperature
@@ -95,7 +94,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("1e-6 from Adam", 1e-6, _small(3_000, 30), "Adam"),
             Phase("1e-4, balanced", 1e-4, chains(2_000, 100, 60), sampler="balanced"),
         ),
-        "measuring": {"observe_examples": 10_000},
         **{"start_steps": 2_000, "num_starts": 2, "flat": 0.01, "gap": 0.015, "overfitting": 0.003, "seed": 0},
     },
 }
@@ -111,7 +109,7 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
     def run(phase: Phase) -> dict[str, Any]:
         task = spin_task(settings["hidden_units"])
         chosen, sampler = task, SAMPLERS[phase.sampler]
-        options: dict[str, Any] = {**settings["measuring"], "test": task.test}
+        options: dict[str, Any] = {**task.measuring, "test": task.test}
         if phase.temperature > 0:
             options["temperatures"] = [phase.temperature]
         elif phase.name == "Adam":  # stopped early
@@ -150,7 +148,12 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
             for observable in (*limits, "error", "gradient_variance"):
                 known = published(phase.temperature, observable)
                 tolerance, relative = limits.get(observable, (None, False)) if known is not None else (None, False)
-                options = {"published": known, "tolerance": tolerance, "relative": relative, "reason": reason}
+                options: dict[str, Any] = {
+                    "published": known,
+                    "tolerance": tolerance,
+                    "relative": relative,
+                    "reason": reason,
+                }
                 measured = read_average(found[name]["averages"][0][observable])
                 made.append(row(f"{observable} at T = {name}", measured, **options))
     equilibria = equilibria_of(found, settings)

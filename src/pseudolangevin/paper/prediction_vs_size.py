@@ -42,9 +42,9 @@ def _moves(seconds: float, num_leapfrog_steps: int, time_step: float, warmup_mov
 
 
 SMALL = (20, chains(8_000, 100, 40), chains(4_000, 50, 30), _moves(30, 50, 1.0, 20, 5_000))
-FIRST = (15, chains(200_000, 2_000, 10), chains(40_000, 400, 10), _moves(12, 200, 10.0, 10, 55_800))
-MIDDLE = (15, chains(60_000, 1_000, 12), chains(20_000, 400, 12, batch_size=5_080), _moves(20, 50, 10.0, 6, 55_800))
-MILLION = (25, chains(8_192, 512, 12), chains(6_144, 512, 14, batch_size=50_305), _moves(25, 5, 5.0, 2, 20_480))
+FIRST = (15, chains(200_000, 2_000, 10), chains(40_000, 400, 10), _moves(12, 200, 5.0, 10, 55_800))
+MIDDLE = (15, chains(60_000, 1_000, 12), chains(20_000, 400, 12, batch_size=5_080), _moves(20, 50, 5.0, 6, 55_800))
+MILLION = (25, chains(8_192, 512, 12), chains(6_144, 512, 14, batch_size=50_305), _moves(28, 5, 1.0, 3, 20_480))
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"temperature": 1e-6, "sizes": (Size(5_000, *MILLION), Size(50, *FIRST), Size(500, *MIDDLE)), "seed": 0},
     "smoke": {"temperature": 4e-4, "sizes": tuple(Size(n, *SMALL) for n in (3, 6, 12)), "seed": 0},
@@ -58,6 +58,7 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
         task, key = spin_task(size.hidden_units), settings["seed"]
         start = near_equilibrium(task, settings["temperature"], out, size.equilibration_seconds)
         options = {"temperatures": [settings["temperature"]], "num_chains": jax.tree.leaves(start)[0].shape[1]}
+        options |= task.measuring
         langevin = size.langevin.sample(pseudo_langevin, task, start, key=key, **options)
         balanced = size.balanced.sample(balanced_langevin, task, start, key=key + 1, **options)
         masses: dict[str, Any] = {"masses": jax.tree.map(lambda m: m[0], balanced.states.masses)}

@@ -229,8 +229,9 @@ def _plain(value: Any, digits: int | None = None) -> Any:
     value = value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(value, Mapping):
         return {str(name): _plain(item, digits) for name, item in value.items()}
-    if isinstance(value, list | tuple | np.ndarray | jax.Array):
-        return [_plain(item, digits) for item in (np.asarray(value) if isinstance(value, jax.Array) else value)]
+    value = np.asarray(value)[()] if isinstance(value, jax.Array) else value
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(item, digits) for item in value]
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")

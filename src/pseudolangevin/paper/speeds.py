@@ -163,7 +163,7 @@ class Comparison(NamedTuple):
 
     SETTINGS: dict[str, dict[str, Any]]
     samplers_of: Callable[[Case], dict[str, Callable[..., Sampler]]]
-    pairs_of: Callable[[Case], list[tuple[str, str, float, bool]]]
+    pairs_of: Callable[[Case], list[tuple[Any, ...]]]
     more_rows: Callable[[Case, Mapping[str, Any]], list[Row]] = lambda case, speeds: []
 
     def measure(self, settings: Mapping[str, Any], parts: Any, out: Path) -> None:

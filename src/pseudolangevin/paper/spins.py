@@ -51,6 +51,11 @@ class Task:
         """Number of weights, N."""
         return trees.num_weights(self.shapes)
 
+    @property
+    def measuring(self) -> dict[str, int]:
+        """Arguments of `sample` for observables: a part of the examples where all of them take long."""
+        return {"observe_examples": 150_000, "chunk_size": 25_000} if self.num_weights > 500_000 else {}
+
     def starts(self, num_steps: int, *, seed: int = 0, **options: Any) -> Weights:
         """Return starts without dead classes, leading axes (1, start), from a training by Adam."""
         system = (self.potential, self.train, self.network.init)
@@ -164,7 +169,7 @@ def described(result: Result, discard: float = DEFAULT_DISCARD, curves: Sequence
     alive = dead.all("chain") | ~dead
     trace = kept(result.trace, discard)
     names = ("loss", "squared_norm", "error", "potential", "test_error", "acceptance", "gradient_variance")
-    values = {name: trace[name] for name in names if name in trace}
+    values: dict[str, Any] = {name: trace[name] for name in names if name in trace}
     values["virial_over_temperature"] = trace["virial_temperature"] / trace["temperature"]
     if "gradient_variance" in values:  # weighted mean over the first two layers, as published
         sizes = [trees.num_weights(jax.tree.map(lambda w: w[0, 0], x)) for x in trees.layers(result.weights).values()]
@@ -183,33 +188,29 @@ def described(result: Result, discard: float = DEFAULT_DISCARD, curves: Sequence
     }
 
 
-def cooled(
-    sampler: Callable[..., Sampler], task: Task, start: Weights, levels: Sequence[float], length: Chains, seed: int = 0
-) -> Weights:
-    """Return weights cooled through several temperatures, the same number of steps at each."""
-    num_chains = jax.tree.leaves(start)[0].shape[1]
-    for temperature in levels:
-        options: dict[str, Any] = {"temperatures": [temperature], "num_chains": num_chains, "key": seed}
-        start = length.sample(sampler, task, start, **options).weights
-    return start
-
-
 def near_equilibrium(task: Task, temperature: float, out: Path, seconds: float, seed: int = 0) -> Weights:
     """Return weights near equilibrium, leading axes (1, chain), from the file of a long chain if there is one.
 
-    Up to 500 000 weights they are cooled with balanced Langevin, from at most the temperature 1/P of the transition. Larger networks start
-    from the prior, as their temperatures are above the transition, and the masses of pL follow the gradient variance.
+    Up to 500 000 weights they are cooled with balanced Langevin, from at most the temperature 1/P of the transition.
+    Larger networks start from the prior, as their temperatures are above the transition, and the masses of pL follow
+    the gradient variance.
     """
 
     def make() -> Weights:
-        if task.num_weights < 500_000:
-            length = chains(5_000, 5_000, seconds / 8, batch_size=min(task.train.num_examples // 10, 5_580))
-            start, hottest = task.starts(2_000, num_starts=2, seed=seed), 1 / task.train.num_examples
-            levels = np.geomspace(max(temperature, min(10 * temperature, hottest)), temperature, 8)
-            return cooled(balanced_langevin, task, start, levels, length, seed)
+        sampler: Any = pseudo_langevin
+        levels = [temperature]
         refresh = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7}
-        length = chains(20_480, 1_024, seconds, **refresh, reset_probability=1.0)
-        start = jax.tree.map(lambda w: w[None, None], prior_start(task, 0.3 * temperature, seed=seed))
-        return cooled(pseudo_langevin, task, start, [temperature], length, seed)
+        length = chains(20_480, 4_096, seconds, **refresh, reset_probability=1.0)
+        if task.num_weights < 500_000:
+            start, hottest = task.starts(2_000, num_starts=2, seed=seed), 1 / task.train.num_examples
+            sampler = balanced_langevin
+            levels = np.geomspace(max(temperature, min(10 * temperature, hottest)), temperature, 8).tolist()
+            length = chains(5_000, 5_000, seconds / 8, batch_size=min(task.train.num_examples // 10, 5_580))
+        else:
+            start = jax.tree.map(lambda w: w[None, None], prior_start(task, 0.3 * temperature, seed=seed))
+        for level in levels:
+            options = {"temperatures": [level], "num_chains": jax.tree.leaves(start)[0].shape[1], "key": seed}
+            start = length.sample(sampler, task, start, **options, **task.measuring).weights
+        return start
 
     return stored(end_of(out, task, temperature), task, make)

@@ -144,7 +144,7 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
                 known = known_average(settings["num_weights"], label, temperature, name)
                 scaled = _scaled(known, name, found, settings, label, temperature)
                 quantity = f"{name} at T = {temperature:g}, {kind}"
-                options = {"or_lower": name == "potential" and cold, "reason": reason}
+                options: dict[str, Any] = {"or_lower": name == "potential" and cold, "reason": reason}
                 limit = limits.get(name, 0.02)
                 made.append(
                     row(
