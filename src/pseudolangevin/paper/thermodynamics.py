@@ -7,6 +7,7 @@ that were cooled most slowly. Then follows the paper's protocol: weights trained
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -75,10 +76,10 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
     def level(label: str, index: int) -> dict[str, Any]:
         temperature, pair = settings["levels"][index], settings["coolings"][label]
         path = partial(lambda t: out / f"cooled-{label.replace(' ', '-')}-{t:g}.npz")
-        if index == 0:
-            start = task().starts(settings["start_steps"], num_starts=settings["num_chains"], seed=seed)
-        else:
-            start = stored(path(settings["levels"][index - 1]), task())
+        training = {"num_starts": settings["num_chains"], "seed": seed}
+        first_start = partial(task().starts, settings["start_steps"], **training)
+        before = out / f"start-{task().num_weights}.npz" if index == 0 else path(settings["levels"][index - 1])
+        start = stored(before, task(), first_start if index == 0 else None)
         options = {"temperatures": [temperature], "num_chains": settings["num_chains"], "key": seed}
         chosen = pair[temperature < settings["cold"]]
         result = chosen.sample(SAMPLERS[label.partition(",")[0]], task(), start, **options)
@@ -128,70 +129,43 @@ def averages_of(found: Mapping[str, Any]) -> dict[str, dict[float, dict[str, Ave
 
 
 def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
-    """Return the averages of all runs, compared with the published ones, with hMC, and with slower cooling."""
+    """Return the averages of all runs, compared with the published ones, with hMC, and with slower cooling.
+
+    Published losses and errors, and the loss in U, are scaled by the ratio of the ideal losses; |w|² is not.
+    """
     averages, made = averages_of(found), list[Row]()
     slow, reference = (averages.get(kind, {}) for kind in ("cooled, balanced", "cooled, hMC"))
-    for temperature in settings["temperatures"]:
-        cold = temperature < settings["equilibrium"]
-        limits = {"loss": 0.05, "squared_norm": 0.05, "error": 0.05, "potential": 0.01} if cold else {}
-        for kind, by_temperature in averages.items():
-            values, label = by_temperature.get(temperature), "pL" if kind.endswith("pL") else "hMC"
-            if values is None or "fast" in kind:
-                continue
-            lowest = slow.get(temperature, values)["potential"].mean
-            reason = _reason(kind, values["potential"].mean, lowest, settings, label, temperature)
-            for name in NAMES:
-                known = known_average(settings["num_weights"], label, temperature, name)
-                scaled = _scaled(known, name, found, settings, label, temperature)
-                quantity = f"{name} at T = {temperature:g}, {kind}"
-                options: dict[str, Any] = {"or_lower": name == "potential" and cold, "reason": reason}
-                limit = limits.get(name, 0.02)
-                made.append(
-                    row(
-                        quantity,
-                        values[name],
-                        published=known,
-                        scaled=scaled,
-                        tolerance=limit,
-                        relative=True,
-                        **options,
-                    )
-                )
-        for kind in ("cooled, balanced", "cooled, pL"):
-            if temperature in reference and temperature in averages.get(kind, {}):
-                values = averages[kind][temperature]
-                reason = "pL subtracts variances only: the collective directions of the noise are too hot."
-                for name in NAMES:
-                    quantity = f"{name} at T = {temperature:g}, {kind} over hMC"
-                    chosen = (values[name], reference[temperature][name])
-                    made.append(difference(quantity, *chosen, 0.02, reason=reason if "pL" in kind else None))
-        for kind in averages:
-            if "fast" in kind and temperature in slow and temperature in averages[kind]:
-                chosen = (averages[kind][temperature]["potential"], slow[temperature]["potential"])
-                made.append(difference(f"U at T = {temperature:g}, {kind} over slow cooling", *chosen, None))
+    factor = found.get("data", {}).get("ideal_loss", np.nan) / settings["published_ideal_loss"]
+    for temperature, (kind, by_temperature) in itertools.product(settings["temperatures"], averages.items()):
+        if (values := by_temperature.get(temperature)) is None:
+            continue
+        where, cold = f"at T = {temperature:g}, {kind}", temperature < settings["equilibrium"]
+        if "fast" in kind:
+            if temperature in slow:
+                chosen = (values["potential"], slow[temperature]["potential"])
+                made.append(difference(f"U {where} over slow cooling", *chosen, None))
+            continue
+        published = partial(known_average, settings["num_weights"], "pL" if "pL" in kind else "hMC", temperature)
+        lowest, potential = slow.get(temperature, values)["potential"].mean, values["potential"].mean
+        reason = None
+        if potential > 1.002 * lowest:
+            reason = f"The chains are not at equilibrium: U is {potential:.4f}, and {lowest:.4f} after slow cooling."
+        elif cold and potential < (known := published("potential")):
+            reason = (
+                f"U is {potential:.4f}, lower than the published {known:.4f}: nearer to equilibrium."
+            )
+        for name in NAMES:
+            known, limit = published(name), {"potential": 0.01}.get(name, 0.05) if cold else 0.02
+            scaled = known + (factor - 1) * published("loss") if name == "potential" else factor * known
+            options: dict[str, Any] = {"scaled": np.nan if name == "squared_norm" else scaled, "reason": reason}
+            options |= {"or_lower": name == "potential" and cold, "tolerance": limit, "relative": True}
+            made.append(row(f"{name} {where}", values[name], published=known, **options))
+            if temperature in reference and kind in ("cooled, balanced", "cooled, pL"):
+                if "pL" in kind and not cold:
+                    reason = "pL subtracts variances only: the collective directions of the noise are too hot."
+                chosen = (values[name], reference[temperature][name])
+                made.append(difference(f"{name} {where} over hMC", *chosen, 0.02, reason=reason))
     return made
-
-
-def _scaled(known: float, name: str, found: Any, settings: Mapping[str, Any], label: str, temperature: float) -> float:
-    """Return a published loss, error or U (of which the loss) times the ratio of ideal losses; NaN for |w|²."""
-    if name == "squared_norm" or "data" not in found:
-        return np.nan
-    factor = found["data"]["ideal_loss"] / settings["published_ideal_loss"]
-    if name == "potential":
-        return known + (factor - 1) * known_average(settings["num_weights"], label, temperature, "loss")
-    return factor * known
-
-
-def _reason(
-    kind: str, found: float, lowest: float, settings: Mapping[str, Any], label: str, temperature: float
-) -> str | None:
-    """Return why averages may differ from the published ones, as far as the values of U show it."""
-    if found > 1.002 * lowest:
-        return f"The chains are not at equilibrium: U is {found:.4f}, and {lowest:.4f} after slow cooling."
-    known = known_average(settings["num_weights"], label, temperature, "potential")
-    if temperature < settings["equilibrium"] and found < known:
-        return f"U is {found:.4f}, lower than the published {known:.4f}: these weights are nearer to equilibrium."
-    return None
 
 
 def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
