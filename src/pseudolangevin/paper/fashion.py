@@ -169,7 +169,7 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
         for axes, picture in zip(pair, (image.reshape(28, 28), projection.reshape(10, 10)), strict=True):
             axes.imshow(picture, cmap="gray")
             axes.set_axis_off()
-    panels = right.subplots(2, columns, sharey=True, squeeze=False).flat
+    panels = right.subplots(2, columns, sharey=True, squeeze=False).ravel()
     curves = [numbers(found[g.name]["test_error"][0]) for g in groups]
     lowest = min((float(np.nanmin(c)) for c in curves), default=0.0)
     for axes, group, errors in zip(panels, groups, curves, strict=False):
@@ -178,6 +178,11 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
                 axes.plot(found[group.name]["step"], curve, lw=1, color=f"C{index}")
         axes.set_title(group.name, fontsize=9)
         axes.set(xlabel="steps", ylim=(lowest - 0.005, lowest + 0.045))
-    for axes in panels:
-        axes.set_visible(axes.has_data())
+        num_weights = 201 * settings["hidden_units"] + 1_110
+        if known := published_value("fashion", num_weights, "pL", group.temperature, "test_error"):
+            axes.axhline(known, color="0.4", lw=0.8, ls="--")  # published
+    for axes in panels[len(groups) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel("test error")
     return figure

@@ -143,7 +143,8 @@ class Reproduction:
         old = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
         self._parts: dict[str, Any] = old.get("parts", {})
         self._reasons = {r["quantity"]: r.get("reason") for r in old.get("rows", [])}
-        provenance = {"device": jax.devices()[0].device_kind, "settings": _plain(self._settings)}
+        versions = {name: metadata.version(name) for name in ("pseudolangevin", "jax", "jaxlib", "numpy")}
+        provenance = {"device": jax.devices()[0].device_kind, "versions": versions, "settings": _plain(self._settings)}
         self._provenance = old["provenance"] if self._parts else provenance
         self._other = (old.get("scale", scale), self._provenance["settings"]) != (scale, provenance["settings"])
 
@@ -192,8 +193,7 @@ class Reproduction:
     def write(self) -> None:
         """Write NAME.json, with one line for each part."""
         provenance = {
-            "device": self._provenance["device"],
-            "versions": {name: metadata.version(name) for name in ("pseudolangevin", "jax", "jaxlib", "numpy")},
+            **{name: self._provenance[name] for name in ("device", "versions")},
             "seed": self._settings["seed"],
             "settings": self._provenance["settings"],
             "seconds": round(self.seconds, 1),

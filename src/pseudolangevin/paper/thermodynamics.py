@@ -151,9 +151,7 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
         if potential > 1.002 * lowest:
             reason = f"The chains are not at equilibrium: U is {potential:.4f}, and {lowest:.4f} after slow cooling."
         elif cold and potential < (known := published("potential")):
-            reason = (
-                f"U is {potential:.4f}, lower than the published {known:.4f}: nearer to equilibrium."
-            )
+            reason = f"U is {potential:.4f}, lower than the published {known:.4f}: nearer to equilibrium."
         for name in NAMES:
             known, limit = published(name), {"potential": 0.01}.get(name, 0.05) if cold else 0.02
             scaled = known + (factor - 1) * published("loss") if name == "potential" else factor * known
