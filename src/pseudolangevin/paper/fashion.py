@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import Dataset, adam, balanced_langevin, classification, models, pseudo_langevin, tasks
+from .. import Dataset, adam, classification, models, tasks
 from .results import Row, adam_rows, numbers, published_numbers, published_value, read_average, rise, row, usable
-from .spins import Chains, Task, chains, described, keep, stored
+from .spins import SAMPLERS, Chains, Task, chains, described, keep, stored
 
 
 class Group(NamedTuple):
@@ -47,9 +47,6 @@ def _groups(sampler: str, lengths: Mapping[float, tuple[int, int, float]], **opt
     return tuple(group._replace(after=name) for group, name in zip(groups, before, strict=False))
 
 
-SMALL = {1e-4: (6_000, 200, 60), 2e-5: (6_000, 200, 60)}
-SAMPLERS: dict[str, Any] = {"Adam": adam, "pL": pseudo_langevin, "balanced": balanced_langevin}
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
         **{"hidden_units": 500, "num_train": 50_000, "num_starts": 4, "weight_decay": 101.61, "seed": 0},
@@ -66,9 +63,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": {
         **{"hidden_units": 50, "num_train": 5_000, "num_starts": 2, "weight_decay": 100.0, "seed": 0},
         "groups": (
-            *_groups("balanced", SMALL, batch_size=500),
+            *_groups("balanced", dict.fromkeys((0.0001, 2e-05), (6000, 200, 60)), batch_size=500),
             *_groups("Adam", {0.0: (8_000, 200, 40)}, learning_rate=1e-3),
-            *_groups("pL", SMALL, batch_size=200, refresh_every=1_600, warmup_refreshes=6),
+            *_groups("pL", dict.fromkeys((0.0001, 2e-05), (6000, 200, 60)), batch_size=200, refresh_every=1_600),
         ),
         **{"start_steps": 400, "gap": 0.02, "overfitting": None},  # the network is too small to overfit
     },
@@ -107,7 +104,8 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
         starts = stored(path, task, lambda: task.starts(settings["start_steps"], **options))
         end = partial(lambda name: out / f"fashion-{task.num_weights}-{name.replace(' ', '-')}.npz")
         starts = starts if group.after is None else stored(end(group.after), task)
-        sampler, options = SAMPLERS[group.sampler], {"temperatures": [group.temperature]}
+        sampler: Any = SAMPLERS[group.sampler]
+        options = {"temperatures": [group.temperature]}
         if group.temperature == 0:
             sampler = partial(adam, validation=validation, validate_every=group.chains.record_every)
             options = {}

@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from .. import Dataset, adam, balanced_langevin, pseudo_langevin
+from .. import Dataset, adam
 from .results import (
     COLORS,
     Row,
@@ -33,7 +33,7 @@ from .results import (
     rise,
     row,
 )
-from .spins import Chains, Task, chains, described, end_of, keep, spin_task, stored
+from .spins import SAMPLERS, Chains, Task, chains, described, end_of, keep, spin_task, stored
 
 
 class Phase(NamedTuple):
@@ -52,12 +52,13 @@ def _often(num_steps: int, seconds: float, every: int = 1_024, **settings: Any) 
     return Chains(num_steps, 512, seconds, settings)
 
 
+def _hot(num_steps: int, seconds: float) -> Chains:
+    return _often(num_steps, seconds, 256, temperature_ratio=0.003, mass_floor=0.1)
+
+
 def _small(num_steps: int, seconds: float) -> Chains:
     return chains(num_steps, 100, seconds, refresh_every=1_600, warmup_refreshes=4)
 
-
-HOT: dict[str, Any] = {"every": 256, "temperature_ratio": 0.003, "mass_floor": 0.1}
-SAMPLERS: dict[str, Any] = {"pL": pseudo_langevin, "balanced": balanced_langevin, "Adam": adam}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -67,13 +68,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("1e-7 from random weights", 1e-7, chains(50_000, 500, 50)),  # the paper's schedule
             Phase("1e-6", 1e-6, _often(14_336, 18)),
             Phase("2e-7", 2e-7, _often(24_576, 28)),
-            Phase("1e-4", 1e-4, _often(8_192, 14, **HOT)),
+            Phase("1e-4", 1e-4, _hot(8_192, 14)),
             Phase("3e-7 from random weights", 3e-7, chains(10_000, 500, 14)),  # the paper's schedule
             Phase("Adam", 0.0, chains(10**6, 1_000, 30, batch_size=1_024, learning_rate=3e-4), sampler="Adam"),
             Phase("Adam on all", 0.0, chains(10**6, 1_000, 25, batch_size=6_288, learning_rate=1e-3), sampler="Adam"),
             Phase("1e-7 from Adam", 1e-7, _often(12_288, 15), "Adam on all"),
             Phase("1e-5", 1e-5, _often(8_192, 12)),
-            Phase("1e-3", 1e-3, _often(8_192, 14, **HOT)),
+            Phase("1e-3", 1e-3, _hot(8_192, 14)),
             Phase("3e-7, balanced", 3e-7, chains(10_240, 512, 25, batch_size=50_305), sampler="balanced"),
             Phase("1e-4, balanced", 1e-4, chains(10_240, 512, 25, batch_size=50_305), sampler="balanced"),
         ),
@@ -108,7 +109,8 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
 
     def run(phase: Phase) -> dict[str, Any]:
         task = spin_task(settings["hidden_units"])
-        chosen, sampler = task, SAMPLERS[phase.sampler]
+        chosen = task
+        sampler: Any = SAMPLERS[phase.sampler]
         options: dict[str, Any] = {**task.measuring, "test": task.test}
         if phase.temperature > 0:
             options["temperatures"] = [phase.temperature]

@@ -36,18 +36,28 @@ class Size(NamedTuple):
         return 201 * self.hidden_units + 1_110
 
 
-def _moves(seconds: float, num_leapfrog_steps: int, time_step: float, warmup_moves: int, chunk_size: int) -> Chains:
-    options = {"num_leapfrog_steps": num_leapfrog_steps, "time_step": time_step, "warmup_moves": warmup_moves}
-    return chains(10_000, 1, seconds, chunk_size=chunk_size, **options)
+def _size(hidden_units: int, seconds: float, langevin: Chains, balanced: Chains, moves: Any) -> Size:
+    """Return a size; `moves` are the seconds of hMC, leapfrog steps, time step, warm-up moves and chunk size."""
+    names = ("num_leapfrog_steps", "time_step", "warmup_moves", "chunk_size")
+    hybrid = Chains(10_000, 1, moves[0], dict(zip(names, moves[1:], strict=True)))
+    return Size(hidden_units, seconds, langevin, balanced, hybrid)
 
 
-SMALL = (20, chains(8_000, 100, 40), chains(4_000, 50, 30), _moves(30, 50, 1.0, 20, 5_000))
-FIRST = (15, chains(200_000, 2_000, 10), chains(40_000, 400, 10), _moves(12, 200, 5.0, 10, 55_800))
-MIDDLE = (15, chains(60_000, 1_000, 12), chains(20_000, 400, 12, batch_size=5_080), _moves(20, 50, 5.0, 6, 55_800))
-MILLION = (25, chains(8_192, 512, 12), chains(6_144, 512, 14, batch_size=50_305), _moves(28, 5, 1.0, 3, 20_480))
+def _settings(temperature: float, *sizes: Size) -> dict[str, Any]:
+    return {"temperature": temperature, "sizes": sizes, "seed": 0}
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
-    "paper": {"temperature": 1e-6, "sizes": (Size(5_000, *MILLION), Size(50, *FIRST), Size(500, *MIDDLE)), "seed": 0},
-    "smoke": {"temperature": 4e-4, "sizes": tuple(Size(n, *SMALL) for n in (3, 6, 12)), "seed": 0},
+    "paper": _settings(
+        1e-6,
+        _size(5_000, 25, chains(8_192, 512, 12), chains(6_144, 512, 14, batch_size=50_305), (28, 5, 1.0, 3, 20_480)),
+        _size(50, 15, chains(200_000, 2_000, 10), chains(40_000, 400, 10), (12, 200, 5.0, 10, 55_800)),
+        _size(500, 15, chains(60_000, 1_000, 12), chains(20_000, 400, 12, batch_size=5_080), (20, 50, 5.0, 6, 55_800)),
+    ),
+    "smoke": _settings(
+        4e-4,
+        *(_size(n, 20, chains(8_000, 100, 40), chains(4_000, 50, 30), (30, 50, 1.0, 20, 5_000)) for n in (3, 6, 12)),
+    ),
 }
 
 

@@ -18,8 +18,10 @@ from .. import (
     Potential,
     Result,
     Sampler,
+    adam,
     balanced_langevin,
     classification,
+    hybrid_monte_carlo,
     models,
     pseudo_langevin,
     sample,
@@ -30,6 +32,8 @@ from .._random import normal_like
 from .._trees import Array, Key, Weights
 from ..apps.temperature import trained_starts
 from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept
+
+SAMPLERS = {"balanced": balanced_langevin, "pL": pseudo_langevin, "hMC": hybrid_monte_carlo, "Adam": adam}
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,18 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import balanced_langevin, hybrid_monte_carlo, pseudo_langevin
 from ..diagnostics.averages import Average
 from .results import COLORS, LABELS, Row, difference, known_average, read_average, row
-from .spins import adam_starts, chains, described, end_of, ideal_loss, keep, spin_task, stored
+from .spins import SAMPLERS, Chains, adam_starts, chains, described, end_of, ideal_loss, keep, spin_task, stored
 
 NAMES = {**LABELS, "potential": "U"}
-# Settings of balanced Langevin: larger batches in the cold, where a step moves the weights by less.
-HOT, COLD = {"batch_size": 5_580, "temperature_ratio": 0.1}, {"batch_size": 16_740, "temperature_ratio": 0.2}
+
+
+def _pair(num_steps: int, every: int, seconds: float) -> tuple[Chains, Chains]:
+    """Return chains of balanced Langevin: larger batches in the cold, where a step moves the weights by less."""
+    cold = chains(num_steps, every, seconds, batch_size=16_740, temperature_ratio=0.2)
+    return chains(num_steps, every, seconds, batch_size=5_580, temperature_ratio=0.1), cold
+
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -33,15 +37,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "cold": 9e-6,  # temperature below which batches are larger
         # Chains of every cooling at one level: sampler and length. The first is the slowest.
         "coolings": {
-            "balanced": (chains(40_000, 400, 30, **HOT), chains(40_000, 400, 30, **COLD)),
-            "balanced, 4 times as fast": (chains(10_000, 200, 10, **HOT), chains(10_000, 200, 10, **COLD)),
-            "balanced, 16 times as fast": (chains(2_500, 100, 5, **HOT), chains(2_500, 100, 5, **COLD)),
-            "pL": (chains(40_000, 400, 8, batch_size=558), chains(40_000, 400, 8, batch_size=558)),
+            "balanced": _pair(40_000, 400, 30),
+            "balanced, 4 times as fast": _pair(10_000, 200, 10),
+            "balanced, 16 times as fast": _pair(2_500, 100, 5),
+            "pL": (chains(40_000, 400, 8, batch_size=558),) * 2,
         },
         "hybrid": chains(300, 1, 14, num_leapfrog_steps=200, time_step=0.03, warmup_moves=20, chunk_size=55_800),
         "adam": {"num_starts": 3, "epochs": 5_000, "seed": 0},
         "from Adam": {
-            "balanced": chains(60_000, 600, 40, **HOT),
+            "balanced": _pair(60_000, 600, 40)[0],
             "pL": chains(400_000, 4_000, 40, batch_size=558),
             "hMC": chains(200, 1, 70, num_leapfrog_steps=500, time_step=0.03, warmup_moves=20, chunk_size=55_800),
         },
@@ -65,7 +69,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"equilibrium": 0.0, "published_ideal_loss": 0.320, "seed": 0},
     },
 }
-SAMPLERS: dict[str, Any] = {"balanced": balanced_langevin, "pL": pseudo_langevin, "hMC": hybrid_monte_carlo}
 
 
 def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
@@ -91,7 +94,7 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
     def continued(temperature: float) -> dict[str, Any]:
         start = stored(end_of(out, task(), temperature), task())
         options = {"temperatures": [temperature], "num_chains": settings["num_chains"], "key": seed + 1}
-        return described(settings["hybrid"].sample(hybrid_monte_carlo, task(), start, **options), 0.2)
+        return described(settings["hybrid"].sample(SAMPLERS["hMC"], task(), start, **options), 0.2)
 
     def from_adam(label: str) -> dict[str, Any]:
         starts = adam_starts(task(), out, **settings["adam"])
