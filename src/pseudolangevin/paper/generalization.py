@@ -93,7 +93,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("1e-4", 1e-4, _small(3_000, 30)),
             Phase("Adam", 0.0, chains(20_000, 500, 40, learning_rate=1e-3), sampler="Adam"),
             Phase("1e-6 from Adam", 1e-6, _small(3_000, 30), "Adam"),
-            Phase("1e-4, balanced", 1e-4, chains(2_000, 100, 60), sampler="balanced"),
+            Phase("6e-5, balanced", 6e-5, chains(2_000, 100, 60), sampler="balanced"),
         ),
         **{"start_steps": 2_000, "num_starts": 2, "flat": 0.01, "gap": 0.015, "overfitting": 0.003, "seed": 0},
     },
@@ -259,7 +259,9 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
         axes.set(xscale="log", yscale=scale, ylabel=name.replace("_", " "), xlabel="temperature T")
     for index in range(3):
         layer = [_mean(value, f"gradient_variance_{index + 1}") for value in equilibria.values()]
-        panels[1, 1].plot(list(equilibria), layer, "o-", ms=4, color=COLORS[3 + index], label=f"layer {index + 1}")
+        panels[1, 1].plot(
+            list(equilibria), layer, "o-", ms=4, color=COLORS[3 + index], label=f"variance, layer {index + 1}"
+        )
     panels[1, 1].set(xscale="log", yscale="log", ylabel="gradient variance by layer", xlabel="temperature T")
     lowest = math.inf
     for index, phase in enumerate(
@@ -268,7 +270,13 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
         if phase.temperature == 0 or "from" in phase.name:
             errors = numbers(found[phase.name]["test_error"][0][0])
             lowest = min(lowest, float(np.nanmin(errors)))
-            panels[1, 2].plot(found[phase.name]["step"], errors, lw=1.2, color=COLORS[index % 8], label=phase.name)
+            panels[1, 2].plot(
+                found[phase.name]["step"],
+                errors,
+                lw=1.2,
+                color=COLORS[index % 8],
+                label=f"along the chain: {phase.name}",
+            )
     panels[1, 2].set(xscale="log", ylabel="test error along the chain", xlabel="steps")
     if math.isfinite(lowest):
         panels[1, 2].set_ylim(lowest - 0.003, lowest + 0.05)

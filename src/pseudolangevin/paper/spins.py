@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -154,9 +155,16 @@ class Chains:
     settings: Mapping[str, Any]
 
     def sample(self, sampler: Callable[..., Sampler], task: Task, starts: Weights, **options: Any) -> Result:
-        """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`."""
-        options |= {"num_steps": self.num_steps, "record_every": self.record_every, "max_seconds": self.max_seconds}
-        return sample(sampler(task.potential, task.train, **self.settings), starts, **options)
+        """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`.
+
+        Everything is compiled before, by a run of one record, so that the time limit is one of sampling.
+        """
+        made, every = sampler(task.potential, task.train, **self.settings), self.record_every
+        with warnings.catch_warnings(action="ignore"):
+            sample(made, starts, num_steps=every, record_every=every, **options)
+        return sample(
+            made, starts, num_steps=self.num_steps, record_every=every, max_seconds=self.max_seconds, **options
+        )
 
 
 def chains(num_steps: int, record_every: int, max_seconds: float, **settings: Any) -> Chains:
