@@ -1,7 +1,7 @@
 """Fig. 5 and A.5: test error, loss and gradient variance against temperature, and sampling compared with Adam.
 
-One chain at a time, since a million weights fill the device, from random weights as in the paper. Above the transition
-the averages do not depend on the start. Below it they do: at T = 1e-7 a chain from random weights passes the best test
+One chain at a time, since a million weights fill the device, from random weights as in the paper. Below
+the transition averages depend on the start: at T = 1e-7 a chain from random weights passes the best test
 error and then overfits as Adam does, for more than a million steps, and one from overfitted weights is elsewhere.
 """
 
@@ -176,7 +176,7 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
         name, index = phase.name, int(phase.temperature < max(p.temperature for p in curves))
         errors = numbers(found[name]["test_error"][0][0])
         at = dict(zip(found[name]["step"], errors, strict=True))
-        reason = "The chain follows the published schedule but another start: it overfits at another pace."
+        reason = "The start and the data set are not the published ones; the cause was not isolated."
         for step, known in table.get(f"from_random_weights_at_{name.split()[0]}", {"rows": []})["rows"]:
             if step <= phase.chains.num_steps:  # a point that was not reached is NaN and does not pass
                 quantity, tolerance = f"test error after {step} steps, T = {name}", 0.004 if index else None
