@@ -134,7 +134,7 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
             continue
         reason = None
         if group.weight_decay is not None:
-            reason = "The weight decay of the paper's text, with N = 101 610, is too strong for the published training errors."
+            reason = "The paper's weight decay, with N = 101 610, is too strong for the published errors."
         elif group.sampler == "pL":
             needed = round(1 / (4 * 0.01 * settings["num_train"] * group.temperature * 0.01), -3)
             reason = f"The chains have {value['steps']} steps, and relaxation takes about {needed:.0f}."
