@@ -17,6 +17,7 @@ from .samplers.hybrid import MinibatchHybridMonteCarlo as minibatch_hybrid_monte
 from .samplers.langevin import FullBatchLangevin as full_batch_langevin
 from .samplers.langevin import NaivePseudoLangevin as naive_pseudo_langevin
 from .samplers.langevin import PseudoLangevin as pseudo_langevin
+from .samplers.tempered import annealed, replica_exchange
 
 _LAZY = {  # imported when first used: they need files, plots or statistics
     "Certificate": "diagnostics.certificate",
@@ -59,6 +60,7 @@ __all__ = [
     "StreamedDataset",
     "Subset",
     "adam",
+    "annealed",
     "balanced_langevin",
     "best_weights",
     "classification",
@@ -70,6 +72,7 @@ __all__ = [
     "next_token",
     "pseudo_langevin",
     "regression",
+    "replica_exchange",
     "sample",
     "subset",
     "tasks",

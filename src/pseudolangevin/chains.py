@@ -34,6 +34,7 @@ from .data.streamed import BLOCKS_AHEAD, StreamedDataset
 from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -96,7 +97,7 @@ def sample(
     sampler: Sampler,
     weights: Weights,
     *,
-    temperatures: Sequence[float] | None = None,
+    temperatures: Sequence[float] | Callable[[Any], Any] | None = None,
     num_chains: int = 1,
     num_steps: int,
     record_every: int | None = None,
@@ -117,7 +118,8 @@ def sample(
         sampler: a sampler, such as `pseudo_langevin(potential, dataset)`.
         weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
             each chain has its own start (an axis of length one is repeated).
-        temperatures: temperature T of each group of chains, all different; none for `adam`.
+        temperatures: temperature T of each group of chains, all different; none for `adam`. Or a function of the step,
+            for one group of annealed chains: T is updated after every record (see `samplers.tempered.annealed`).
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         record_every: steps between records; default: 100 records, or every step of a shorter run.
@@ -135,6 +137,10 @@ def sample(
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a progress bar; default: if the output is a terminal.
     """
+    every = check_lengths(num_steps, record_every)
+    if callable(temperatures):
+        sampler = annealed(sampler, temperatures, every=every)
+        temperatures = [float(sampler.schedule(0))]  # type: ignore[attr-defined]
     run = Run(
         sampler,
         temperatures=temperatures,
@@ -145,7 +151,6 @@ def sample(
         chunk_size=chunk_size,
         placement=placement,
     )
-    every = check_lengths(num_steps, record_every)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
     states = run.start(weights, key)
@@ -197,6 +202,8 @@ class Run:
         """Validate the arguments before anything is compiled."""
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
+        if sampler.exchange_every is not None and len(self.temperatures) < 2:
+            raise ValueError(f"temperatures = {list(self.temperatures)}: replica exchange needs at least two")
         check_integer("num_chains", num_chains, minimum=1)
         self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
         if chunk_size is not None:
@@ -341,6 +348,7 @@ class Run:
             return  # nothing is left to continue; a new run goes on to its first record, which reports why
         reporter = _Reporter(self)
         sampler, observed, test = self._placed
+        intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step = time.monotonic(), first
         due = self._next_refresh(states)
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
@@ -348,9 +356,11 @@ class Run:
                 if step >= due:
                     states = _refresh(sampler, states)
                     due = self._next_refresh(states)
-                stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
+                stops = [stop, due, *(step - step % n + n for n in intervals)]
                 states = self._advance(states, step, min(stops) - step, every)
                 step = min(stops)
+                if sampler.exchange_every is not None and step % sampler.exchange_every == 0:
+                    states = _exchange(sampler, states, len(self.temperatures))
                 if step % every == 0:
                     record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
@@ -483,6 +493,11 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
     return keep_in_place(jax.vmap(sampler.refresh_if_due)(states), sampler.dataset.mesh)
+
+
+@partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
+def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
+    return keep_in_place(sampler.exchange(states, num_temperatures), sampler.dataset.mesh)
 
 
 @jax.jit

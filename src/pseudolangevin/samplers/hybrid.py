@@ -175,6 +175,10 @@ class HybridMonteCarlo(Sampler):
         )
         return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
 
+    def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
+        """Return `state` at the weights of `other`, with their energy."""
+        return state._replace(weights=other.weights, energy=other.energy)
+
     def propose(self, key: Key, state: HybridState, batch: Batch | None) -> Proposal:
         """Draw momenta and follow the trajectory from them."""
         momentum_key, _ = jax.random.split(key)
