@@ -24,9 +24,13 @@ _LAZY = {  # imported when first used: they need files, plots or statistics
     "Fit": "apps.fit",
     "TemperatureRange": "apps.temperature",
     "Tuned": "apps.tune",
+    "anneal": "apps.thermodynamics",
     "certificate": "diagnostics.certificate",
+    "evidence": "apps.thermodynamics",
     "find_temperature": "apps.temperature",
     "fit": "apps.fit",
+    "free_energy": "apps.thermodynamics",
+    "learning_coefficient": "apps.thermodynamics",
     "load": "runs.session",
     "tune": "apps.tune",
 }

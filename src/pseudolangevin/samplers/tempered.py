@@ -12,7 +12,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,10 @@ from ..gradients import Sum, difference, exact_energy
 from .base import Sampler, Status
 
 Kind = TypeVar("Kind", bound=Sampler)
+if TYPE_CHECKING:
+    Base = Sampler
+else:
+    Base = object  # the class that is extended is the Sampler
 
 
 @jax.tree_util.register_static
@@ -65,8 +69,7 @@ class Schedule:
             raise ValueError(f"temperatures = {self.function!r} is {first:g} at step 0; exp(-U/T) needs T > 0")
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Annealed(Sampler):
+class Annealed(Base):
     """A sampler whose temperature follows a schedule; see `annealed`."""
 
     schedule: Schedule
@@ -124,8 +127,7 @@ class Visits(NamedTuple):
     num_accepted: Array
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ReplicaExchange(Sampler):
+class ReplicaExchange(Base):
     """A sampler whose chains exchange their weights with those of neighbouring temperatures; see `replica_exchange`."""
 
     exchange_every: int  # type: ignore[misc]
@@ -149,9 +151,9 @@ class ReplicaExchange(Sampler):
         sorted_chains = order[:, None] * len(chains) + chains  # (rank, chain), cold to hot
         cold, hot = sorted_chains[:-1], sorted_chains[1:]
         chunk_size = getattr(self, "chunk_size", None)
-        energies = jax.vmap(
-            lambda state: exact_energy(self.potential, self.position(state), self.dataset, chunk_size)
-        )(states)
+        energies = jax.vmap(lambda state: exact_energy(self.potential, self.position(state), self.dataset, chunk_size))(
+            states
+        )
         gap = difference(*(Sum(energies.high[at], energies.low[at]) for at in (cold, hot)))
         cost = (1 / states.temperature[hot] - 1 / states.temperature[cold]) * gap
         running = states.status == Status.RUNNING
@@ -163,7 +165,9 @@ class ReplicaExchange(Sampler):
         accepted = proposed & (cost <= limit)
 
         indices = jnp.arange(size)
-        source = indices.at[cold].add(jnp.where(accepted, hot - cold, 0)).at[hot].add(jnp.where(accepted, cold - hot, 0))
+        source = (
+            indices.at[cold].add(jnp.where(accepted, hot - cold, 0)).at[hot].add(jnp.where(accepted, cold - hot, 0))
+        )
         others = jax.tree.map(lambda leaf: leaf[source], states)
         moved = jax.vmap(self.continue_from)(states, others)
         moved = jax.vmap(trees.select)(source != indices, moved, states)
@@ -208,7 +212,7 @@ def replica_exchange(sampler: Kind, *, every: int = 100) -> Kind:
     return _extended(sampler, ReplicaExchange, exchange_every=every)
 
 
-def _extended(sampler: Kind, mixin: type[Sampler], **settings: Any) -> Kind:
+def _extended(sampler: Kind, mixin: type, **settings: Any) -> Kind:
     if not isinstance(sampler, Sampler) or not sampler.uses_temperature:
         named = getattr(sampler, "name", repr(sampler))
         raise ValueError(f"sampler = {named} has no temperature; use a sampler such as pl.balanced_langevin")
@@ -217,9 +221,12 @@ def _extended(sampler: Kind, mixin: type[Sampler], **settings: Any) -> Kind:
 
 
 @cache  # the same class for the same sampler, so that nothing is compiled twice
-def _extended_class(kind: type[Kind], mixin: type[Sampler]) -> type[Kind]:
-    extended: Any = kind if issubclass(kind, mixin) else type(mixin.__name__ + kind.__name__, (mixin, kind), {})
-    return dataclass(frozen=True, eq=False, repr=False, kw_only=True)(extended)
+def _extended_class(kind: type, mixin: type) -> type[Any]:
+    if issubclass(kind, mixin):
+        return kind
+    options: dict[str, Any] = {"frozen": True, "eq": False, "repr": False, "kw_only": True}
+    name, fields = mixin.__name__ + kind.__name__, list(mixin.__annotations__.items())
+    return dataclasses.make_dataclass(name, fields, bases=(mixin, kind), **options)
 
 
 @cache

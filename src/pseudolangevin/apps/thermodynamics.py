@@ -1,0 +1,323 @@
+"""Temperature as a tool: annealing, free energy and entropy, the evidence, and the learning coefficient.
+
+Runs at several temperatures give Z(T) = ∫exp(−E(w)/T)·π(w)dw up to a constant. ln Z(T)/Z(T') is estimated from the
+energies sampled at both temperatures by Bennett's acceptance ratio (J. Comput. Phys. 22, 245, 1976), which has no
+quadrature error and the smallest variance. Then, with U the mean energy,
+
+    entropy S = U/T + ln Z,    free energy F = U − T·S,    heat capacity C = Var(E)/T².
+
+Errors come from the effective samples at each temperature. They take the temperatures as independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from scipy import optimize, special
+
+from .. import _trees as trees
+from .._checks import check_integer
+from .._random import as_key
+from .._trees import Array, Key, Weights
+from ..chains import Result, check_lengths, check_temperatures, sample
+from ..data.dataset import Dataset
+from ..diagnostics.averages import DEFAULT_DISCARD, Average, Floats, average, chains_at, kept
+from ..gradients import exact_means
+from ..potential import Potential
+from ..samplers.base import Sampler
+from ..samplers.tempered import Schedule, annealed
+
+
+def anneal(
+    sampler: Sampler,
+    weights: Weights,
+    *,
+    temperatures: Sequence[float],
+    steps_per_level: int,
+    key: Key | int,
+    record_every: int | None = None,
+    keep_weights_every: int | None = None,
+    **options: Any,
+) -> Result:
+    """Take chains through temperatures one after the other, such as np.geomspace(3e-5, 1e-6, 14), in one run.
+
+    The result is that of a run at all these temperatures: its trace has dimensions (temperature, chain, draw), and its
+    weights are those at the end of each level. It has the levels that were completed. `states` are the final ones.
+
+    Args:
+        sampler: any sampler with a temperature.
+        weights: starting weights, as for `sample`.
+        temperatures: temperature of each level, in this order.
+        steps_per_level: steps at each temperature.
+        key: random key, or an integer seed.
+        record_every: steps between records, which divide `steps_per_level`; default: about 100 records per level.
+        keep_weights_every: number of records from one kept set of weights to the next; it divides those of a level.
+        **options: other arguments of `sample`, such as `num_chains` and `test`.
+    """
+    levels = check_temperatures(sampler, temperatures)
+    every = check_lengths(steps_per_level, record_every)
+    if record_every is None:
+        every = next(n for n in range(every, steps_per_level + 1) if steps_per_level % n == 0)
+    records = steps_per_level // every
+    if steps_per_level % every:
+        raise ValueError(
+            f"record_every = {every} does not divide steps_per_level = {steps_per_level}; choose a divisor"
+        )
+    keep = records if keep_weights_every is None else keep_weights_every
+    check_integer("keep_weights_every", keep, minimum=1, maximum=records)
+    if records % keep:
+        raise ValueError(f"keep_weights_every = {keep} does not divide the {records} records of a level")
+    result = sample(
+        annealed(sampler, Schedule.of_levels(levels, steps_per_level)),
+        weights,
+        temperatures=levels[:1],
+        num_steps=len(levels) * steps_per_level,
+        record_every=every,
+        keep_weights_every=keep,
+        key=key,
+        **options,
+    )
+    done = result.trace.sizes["draw"] // records
+    if done == 0:
+        raise ValueError(f"the run ended within its first level of {steps_per_level} steps; see its warnings")
+
+    def by_level(values: Any, per_level: int) -> Any:
+        """Return values (1, chain, draw, …) as (level, chain, draw, …)."""
+        cut = values[0, :, : done * per_level]
+        return np.moveaxis(cut.reshape(cut.shape[0], done, per_level, *cut.shape[2:]), 1, 0)
+
+    samples = jax.tree.map(lambda leaf: by_level(leaf, records // keep), result.samples)
+    trace = result.trace.isel(draw=slice(records)).drop_vars("temperature")
+    variables = {
+        name: (values.dims, by_level(values.values, records), values.attrs)
+        for name, values in result.trace.data_vars.items()
+    }
+    trace = trace.drop_vars(list(variables)).assign_coords(temperature=levels[:done]).assign(variables)
+    trace.attrs["steps_per_level"] = steps_per_level
+    final = jax.tree.map(lambda leaf: leaf[:, :, -1], samples)
+    return replace(result, trace=trace, weights=final, samples=None if keep_weights_every is None else samples)
+
+
+def free_energy(results: Result | Sequence[Result], *, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
+    """Return energy, entropy, free energy and heat capacity of exp(−U/T) against temperature, with standard errors.
+
+    The entropy is measured from that of the hottest temperature. `overlap` is the share of swaps with the next hotter
+    temperature that replica exchange would accept; where it is below a few per cent, add a temperature between.
+
+    Args:
+        results: a run at several temperatures, or several runs of the same potential.
+        discard: share of the records at the start of a run that is left out.
+    """
+    levels = _energies(results, "potential", discard)
+    if len(levels) < 2:
+        raise ValueError(f"results has the temperature {levels[0][0]:g} alone; free energies need at least two")
+    return _table(levels).drop_vars(["log_partition", "log_partition_error"])
+
+
+def evidence(
+    results: Result | Sequence[Result], *, num_prior_draws: int = 10_000, key: Key | int = 0, discard: float = 0.5
+) -> xr.Dataset:
+    """Return ln ∫exp(−L(w)/T)·π(w)dw against temperature: the log marginal likelihood, with its standard error.
+
+    L is the mean loss and π the prior, which must be the same Gaussian at all temperatures. For losses that are minus a
+    log-likelihood, `log_evidence` at T = 1/P is the log marginal likelihood of the P examples. For `pl.regression` with
+    noise of standard deviation s it is that at T = s²/P, up to the constant −(P/2)·ln(2π·s²) per output.
+
+    Temperatures should reach from the one of interest to one at which the loss hardly matters. The prior itself, T = ∞,
+    is sampled directly. The entropy is minus the information gained from the data, in nats. `overlap` as in
+    `free_energy`; at the hottest temperature, with the prior.
+
+    Args:
+        results: a run at several temperatures, or several runs, with the same prior.
+        num_prior_draws: number of weights that are drawn from the prior.
+        key: random key of these draws, or an integer seed.
+        discard: share of the records at the start of a run that is left out.
+    """
+    check_integer("num_prior_draws", num_prior_draws, minimum=4)
+    levels = _energies(results, "loss", discard)
+    first = _as_list(results)[0]
+    scales = _prior_scales(_as_list(results))
+    one = jax.tree.map(lambda w: w[0, 0], first.weights)
+    keys = jax.random.split(as_key(key), num_prior_draws)
+    losses = _prior_losses(first.sampler.dataset, keys, one, scales, first.sampler.potential)
+    finite = np.nan_to_num(np.asarray(losses, np.float64).sum(axis=-1), nan=np.inf, posinf=1e30)
+    table = _table([(math.inf, finite[None]), *levels]).isel(temperature=slice(1, None))
+    names = {"log_partition": "log_evidence", "log_partition_error": "log_evidence_error"}
+    return table.rename(names).drop_vars(["free_energy", "free_energy_error"])
+
+
+def learning_coefficient(result: Result, center: Weights, *, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
+    """Return the local learning coefficient (⟨L⟩ − L(w*))/T against temperature, with its standard error.
+
+    Arguments as in singular learning theory: T = 1/(n·β), usually with β = 1/ln n for n examples. The run should stay
+    close to `center`: give the potential a prior around it (Lau et al., arXiv 2308.12108). The coefficient is N/2 for a
+    regular model of N weights and smaller for a singular one.
+
+    Args:
+        result: a run that started at `center`, at one temperature or several.
+        center: w*, the weights of one chain, such as trained weights.
+        discard: share of the records at the start of the run that is left out.
+    """
+    sampler = result.sampler
+    sampler.potential.check(center, sampler.dataset)
+    dataset = sampler.dataset.head(result.trace.attrs["observed_examples"])
+    (loss,) = exact_means([sampler.potential.per_example_loss], center, dataset, None)
+    lowest = float(np.float64(loss.high) + np.float64(loss.low))
+    trace = kept(result.trace, discard)
+    temperatures = trace["temperature"].values
+    means = [average(chains_at(trace["loss"], trace, index)) for index in range(len(temperatures))]
+    columns = {
+        "learning_coefficient": [(m.mean - lowest) / t for m, t in zip(means, temperatures, strict=True)],
+        "learning_coefficient_error": [m.standard_error / t for m, t in zip(means, temperatures, strict=True)],
+        "effective_samples": [m.effective_samples for m in means],
+    }
+    return _dataset(temperatures, columns)
+
+
+def _as_list(results: Result | Sequence[Result]) -> list[Result]:
+    listed = [results] if isinstance(results, Result) else list(results)
+    if not listed:
+        raise ValueError("results is empty; pass the result of a run at several temperatures, or a list of results")
+    return listed
+
+
+def _energies(results: Result | Sequence[Result], name: str, discard: float) -> list[tuple[float, Floats]]:
+    """Return temperatures and energies (chain, draw), hottest first."""
+    levels: list[tuple[float, Floats]] = []
+    for result in _as_list(results):
+        trace = kept(result.trace, discard)
+        for index, temperature in enumerate(trace["temperature"].values):
+            energies = chains_at(trace[name], trace, index)
+            if not math.isfinite(average(energies).effective_samples):
+                raise ValueError(
+                    f"temperature {temperature:g} has {energies.size} finite energies in {trace.sizes['draw']} records "
+                    "that are kept; at least four different ones are needed: run longer, or record more often"
+                )
+            levels.append((float(temperature), energies))
+    levels.sort(key=lambda level: -level[0])
+    if len({temperature for temperature, _ in levels}) < len(levels):
+        raise ValueError("results has a temperature twice; combine its chains in one run with num_chains")
+    return levels
+
+
+def _table(levels: list[tuple[float, Floats]]) -> xr.Dataset:
+    """Return the thermodynamics of levels (temperature, energies), hottest first; the entropy of the hottest is 0.
+
+    Every estimate is a sum over levels of the mean of one series per level, so its variance is the sum of theirs.
+    """
+    energies = [average(draws) for _, draws in levels]
+    temperature, overlaps = np.asarray([t for t, _ in levels]), [math.nan]
+    log_z = [-energies[0].mean / temperature[0]]
+    series = [-levels[0][1] / temperature[0]]
+    errors, entropy_errors = [_error(series)], [0.0]
+    for (hot_t, hot), (cold_t, cold), *averages in zip(levels, levels[1:], energies, energies[1:], strict=False):
+        gap = 1 / cold_t - 1 / hot_t
+        change, hot_series, cold_series = _bennett(gap * hot, gap * cold, *averages)
+        series = [*series[:-1], series[-1] + hot_series, cold_series]
+        log_z.append(log_z[-1] + change)
+        errors.append(_error(series))
+        entropy_errors.append(_error([*series[:-1], cold_series + cold / cold_t]))
+        overlaps.append(_overlap(gap, hot, cold))
+    columns = {
+        "energy": np.asarray([e.mean for e in energies]),
+        "energy_error": [e.standard_error for e in energies],
+        "log_partition": log_z,
+        "log_partition_error": errors,
+        "entropy": log_z + np.asarray([e.mean for e in energies]) / temperature,
+        "entropy_error": entropy_errors,
+        "heat_capacity": [draws.var() / t**2 for t, draws in levels],
+        "effective_samples": [e.effective_samples for e in energies],
+        "overlap": overlaps,
+    }
+    table = _dataset(temperature, columns)
+    return table.assign(
+        free_energy=-table["temperature"] * table["log_partition"],
+        free_energy_error=table["temperature"] * table["log_partition_error"],
+    )
+
+
+def _bennett(hot: Floats, cold: Floats, hot_average: Average, cold_average: Average) -> tuple[float, Floats, Floats]:
+    """Return ln Z_cold/Z_hot, and the series whose means have its statistical error.
+
+    With u = (1/T_cold − 1/T_hot)·E, f(x) = 1/(1 + eˣ) and effective samples n, ln Z_cold/Z_hot = D solves
+
+        n_hot·⟨f(u + D + ln n_hot/n_cold)⟩_hot = n_cold·⟨f(−u − D − ln n_hot/n_cold)⟩_cold.
+    """
+    n_hot, n_cold = hot_average.effective_samples, cold_average.effective_samples
+    offset = math.log(n_hot / n_cold)
+
+    def shares(change: float) -> tuple[Floats, Floats]:
+        return n_hot * special.expit(-(hot + change + offset)), n_cold * special.expit(cold + change + offset)
+
+    def excess(change: float) -> float:
+        from_hot, from_cold = shares(change)
+        return float(from_hot.mean() - from_cold.mean())
+
+    reach = 50 + abs(offset)
+    low = -max(hot.max(), cold.max()) - reach
+    change = optimize.brentq(excess, max(low, -1e300), -min(hot.min(), cold.min()) + reach, xtol=1e-10)
+    from_hot, from_cold = shares(change)
+    slope = (from_hot * (1 - from_hot / n_hot)).mean() + (from_cold * (1 - from_cold / n_cold)).mean()
+    return change, from_hot / slope, -from_cold / slope
+
+
+def _error(series: Sequence[Floats]) -> float:
+    return math.sqrt(sum(average(draws).standard_error ** 2 for draws in series if np.ptp(draws) > 0))
+
+
+def _overlap(gap: float, hot: Floats, cold: Floats) -> float:
+    """Return the mean acceptance of swaps between the two temperatures."""
+    thin = [np.ravel(draws)[:: max(1, draws.size // 1000)] for draws in (hot, cold)]
+    return float(np.exp(np.minimum(0.0, gap * (thin[1][:, None] - thin[0]))).mean())
+
+
+def _dataset(temperatures: Any, columns: dict[str, Any]) -> xr.Dataset:
+    return xr.Dataset(
+        {name: ("temperature", np.asarray(values, np.float64)) for name, values in columns.items()},
+        {"temperature": np.asarray(temperatures, np.float64)},
+    )
+
+
+def _prior_scales(results: list[Result]) -> Weights:
+    """Return the standard deviation of the prior of every tensor; raise unless it is the same at all temperatures."""
+    found: list[Any] = []
+    for result in results:
+        one = jax.tree.map(lambda w: w[0, 0], result.weights)
+        potential = result.sampler.potential
+        if not potential.regularizes_every_weight:
+            raise ValueError(f"weight_decay = {potential.weight_decay!r}: without a prior there is no evidence")
+        for temperature in result.trace["temperature"].values:
+            stiffness = trees.spread(potential.stiffness(one), one)
+            found.append(jax.tree.map(lambda k, t=temperature: math.sqrt(t / k), stiffness))
+    widths = np.asarray([jax.tree.leaves(scales) for scales in found])
+    if not np.allclose(widths, widths[0], rtol=1e-4):
+        raise ValueError(
+            f"the standard deviation of the prior, sqrt(N*T/weight_decay), goes from {widths.min():.4g} to "
+            f"{widths.max():.4g}; make weight_decay proportional to T, with one run for each temperature"
+        )
+    return found[0]
+
+
+@partial(jax.jit, static_argnames="potential")
+def _prior_losses(dataset: Dataset, keys: Key, one: Weights, scales: Weights, potential: Potential) -> Array:
+    leaves, structure = jax.tree.flatten(one)
+
+    def loss(key: Key) -> Array:
+        draws = [
+            scale * jax.random.normal(own, leaf.shape, leaf.dtype)
+            for own, leaf, scale in zip(
+                jax.random.split(key, len(leaves)), leaves, jax.tree.leaves(scales), strict=True
+            )
+        ]
+        (mean,) = exact_means([potential.per_example_loss], jax.tree.unflatten(structure, draws), dataset, None)
+        return jnp.stack(mean)
+
+    return jax.lax.map(loss, keys, batch_size=16)
