@@ -33,7 +33,7 @@ from ..diagnostics.averages import DEFAULT_DISCARD, Average, Floats, average, ch
 from ..gradients import exact_means
 from ..potential import Potential
 from ..samplers.base import Sampler
-from ..samplers.tempered import Schedule, annealed
+from ..samplers.tempered import annealed
 
 
 def anneal(
@@ -42,66 +42,60 @@ def anneal(
     *,
     temperatures: Sequence[float],
     steps_per_level: int,
-    key: Key | int,
     record_every: int | None = None,
     keep_weights_every: int | None = None,
     **options: Any,
 ) -> Result:
     """Take chains through temperatures one after the other, such as np.geomspace(3e-5, 1e-6, 14), in one run.
 
-    The result is that of a run at all these temperatures: its trace has dimensions (temperature, chain, draw), and its
-    weights are those at the end of each level. It has the levels that were completed. `states` are the final ones.
+    The result is like that of a run at all these temperatures: its trace has dimensions (temperature, chain, draw), and
+    its weights are those at the end of each level. It has the levels that were completed. `states` are the last ones.
 
     Args:
         sampler: any sampler with a temperature.
         weights: starting weights, as for `sample`.
         temperatures: temperature of each level, in this order.
         steps_per_level: steps at each temperature.
-        key: random key, or an integer seed.
-        record_every: steps between records, which divide `steps_per_level`; default: about 100 records per level.
-        keep_weights_every: number of records from one kept set of weights to the next; it divides those of a level.
-        **options: other arguments of `sample`, such as `num_chains` and `test`.
+        record_every: steps between records, a divisor of `steps_per_level`; default: up to 100 records per level.
+        keep_weights_every: number of records from one kept set of weights to the next, a divisor of those of a level.
+        **options: other arguments of `sample`, such as `key` and `num_chains`.
     """
     levels = check_temperatures(sampler, temperatures)
     every = check_lengths(steps_per_level, record_every)
     if record_every is None:
         every = next(n for n in range(every, steps_per_level + 1) if steps_per_level % n == 0)
     records = steps_per_level // every
-    if steps_per_level % every:
-        raise ValueError(
-            f"record_every = {every} does not divide steps_per_level = {steps_per_level}; choose a divisor"
-        )
     keep = records if keep_weights_every is None else keep_weights_every
     check_integer("keep_weights_every", keep, minimum=1, maximum=records)
-    if records % keep:
-        raise ValueError(f"keep_weights_every = {keep} does not divide the {records} records of a level")
+    for name, value, total in (("record_every", every, steps_per_level), ("keep_weights_every", keep, records)):
+        if total % value:
+            raise ValueError(f"{name} = {value} must divide the {total} of a level; choose a divisor")
+
+    def temperature(step: Array) -> Array:
+        return jnp.asarray(levels)[jnp.minimum(step // steps_per_level, len(levels) - 1)]
+
     result = sample(
-        annealed(sampler, Schedule.of_levels(levels, steps_per_level)),
+        annealed(sampler, temperature, every=steps_per_level),
         weights,
         temperatures=levels[:1],
         num_steps=len(levels) * steps_per_level,
         record_every=every,
         keep_weights_every=keep,
-        key=key,
         **options,
     )
     done = result.trace.sizes["draw"] // records
     if done == 0:
         raise ValueError(f"the run ended within its first level of {steps_per_level} steps; see its warnings")
 
-    def by_level(values: Any, per_level: int) -> Any:
+    def by_level(values: Any, per_level: int = records) -> Any:
         """Return values (1, chain, draw, …) as (level, chain, draw, …)."""
         cut = values[0, :, : done * per_level]
-        return np.moveaxis(cut.reshape(cut.shape[0], done, per_level, *cut.shape[2:]), 1, 0)
+        return np.moveaxis(cut.reshape(len(cut), done, per_level, *cut.shape[2:]), 1, 0)
 
-    samples = jax.tree.map(lambda leaf: by_level(leaf, records // keep), result.samples)
-    trace = result.trace.isel(draw=slice(records)).drop_vars("temperature")
-    variables = {
-        name: (values.dims, by_level(values.values, records), values.attrs)
-        for name, values in result.trace.data_vars.items()
-    }
-    trace = trace.drop_vars(list(variables)).assign_coords(temperature=levels[:done]).assign(variables)
+    trace = result.trace.isel(draw=slice(records), temperature=[0] * done).assign_coords(temperature=levels[:done])
+    trace = trace.assign({name: (v.dims, by_level(v.values), v.attrs) for name, v in result.trace.data_vars.items()})
     trace.attrs["steps_per_level"] = steps_per_level
+    samples = jax.tree.map(lambda leaf: by_level(leaf, records // keep), result.samples)
     final = jax.tree.map(lambda leaf: leaf[:, :, -1], samples)
     return replace(result, trace=trace, weights=final, samples=None if keep_weights_every is None else samples)
 
