@@ -21,6 +21,11 @@ PSEUDO = pl.pseudo_langevin(DOUBLE_WELL, NOISE, batch_size=10, refresh_every=500
 FULL = pl.full_batch_langevin(DOUBLE_WELL, NOISE, time_step=0.05)
 
 
+def observed(record: pl.Record) -> dict[str, np.ndarray]:
+    assert record.observables is not None
+    return record.observables
+
+
 def expectation(function, temperature):
     """Return an average over the double well by quadrature."""
     grid = np.linspace(-3, 3, 1201)
@@ -73,8 +78,8 @@ def test_an_interrupted_run_with_exchange_continues_to_the_same_bits(sampler):
     complete = list(run.records(states, stop=40, every=10))[-1]
     half = list(run.records(run.start({"x": jnp.ones(1)}, 3), stop=23, every=10))[-1]
     rest = list(run.records(half.states, first=23, stop=40, every=10))[-1]
-    for name, values in complete.observables.items():
-        np.testing.assert_array_equal(values, rest.observables[name], err_msg=name)
+    for name, values in observed(complete).items():
+        np.testing.assert_array_equal(values, observed(rest)[name], err_msg=name)
     assert complete.states.visits.num_accepted.sum() > 0
     np.testing.assert_array_equal(jax.random.key_data(complete.states.key), keys)
 
@@ -86,7 +91,7 @@ def test_another_temperature_keeps_position_and_thermal_momenta(sampler):
     position, colder = (trees.ravel(sampler.position(s)) for s in (state, cold))
     np.testing.assert_allclose(colder, position, rtol=1e-5)
     units = [trees.ravel(s.half_step_momentum) / np.sqrt(trees.ravel(s.masses) * s.temperature) for s in (state, cold)]
-    np.testing.assert_allclose(*units, rtol=1e-5)
+    np.testing.assert_allclose(units[0], units[1], rtol=1e-5)
     heavier = 1 if sampler is FULL else 10  # masses from the noise go as 1/T
     np.testing.assert_allclose(trees.ravel(cold.masses), heavier * trees.ravel(state.masses), rtol=1e-5)
 
@@ -103,13 +108,13 @@ def test_the_temperature_follows_a_function_of_the_step_and_resumes():
     sampler = pl.annealed(BALANCED, lambda step: 0.5 * 0.9 ** (step / 10), every=10)
     run = pl.Run(sampler, temperatures=[0.5], num_chains=2)
     complete = list(run.records(run.start({"x": jnp.ones(1)}, 0), stop=40, every=10))
-    found = [record.observables["current_temperature"] for record in complete]
+    found = [observed(record)["current_temperature"] for record in complete]
     np.testing.assert_allclose(found, np.outer(0.5 * 0.9 ** np.arange(4), [1, 1]), rtol=1e-5)
-    ratios = [record.observables["max_temperature_ratio"][0] for record in complete]
+    ratios = [observed(record)["max_temperature_ratio"][0] for record in complete]
     assert max(ratios) < 0.2  # at constant masses it would not change, but masses are set from the noise
     half = list(run.records(run.start({"x": jnp.ones(1)}, 0), stop=17, every=10))[-1]
     rest = list(run.records(half.states, first=17, stop=40, every=10))[-1]
-    np.testing.assert_array_equal(rest.observables["loss"], complete[-1].observables["loss"])
+    np.testing.assert_array_equal(observed(rest)["loss"], observed(complete[-1])["loss"])
 
 
 @pytest.mark.parametrize(

@@ -200,5 +200,5 @@ def _extended_class(kind: type, mixin: type) -> type[Any]:
 
 
 @cache
-def _with_visits(kind: type[Any]) -> type[Any]:
-    return namedtuple(f"Exchanging{kind.__name__}", (*kind._fields, "visits"))  # type: ignore[misc]
+def _with_visits(kind: Any) -> Any:
+    return namedtuple(f"Exchanging{kind.__name__}", (*kind._fields, "visits"))
