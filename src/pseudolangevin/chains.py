@@ -33,6 +33,7 @@ from .data.dataset import Dataset
 from .data.streamed import BLOCKS_AHEAD, StreamedDataset
 from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
+from .results import Result
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
 
 if TYPE_CHECKING:
@@ -49,36 +50,6 @@ class ClippedNoiseWarning(UserWarning):
 
 class DeadClassWarning(UserWarning):
     """The score of a class is the same for nearly every example, so the class cannot be predicted."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of a run."""
-
-    trace: xr.Dataset
-    """Observables with dimensions (temperature, chain, draw) and the coordinate `step` along draw."""
-    weights: Weights
-    """Final weights of every chain, at the same time as the records: leading axes (temperature, chain)."""
-    samples: Weights | None
-    """Kept weights, leading axes (temperature, chain, kept draw); None unless `keep_weights_every` was given."""
-    states: Any
-    """Final states, leading axis over all chains, temperature by temperature."""
-    sampler: Sampler
-
-    def __repr__(self) -> str:
-        """Return a summary."""
-        temperatures, chains, draws = self.trace["loss"].shape
-        kept = "none" if self.samples is None else str(jax.tree.leaves(self.samples)[0].shape[2])
-        running = int((self.trace["status"].values[..., -1] == Status.RUNNING).sum()) if draws else 0
-        return (
-            f"<Result of {self.sampler.name}: N = {self.num_weights}, {temperatures} temperatures × {chains} chains × "
-            f"{draws} records, {running} chains running, {kept} weights kept; see .trace, .weights, .samples>"
-        )
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights of one chain, the paper's N."""
-        return trees.num_weights(self.weights) // math.prod(self.trace["status"].shape[:2])
 
 
 @dataclass(frozen=True)
@@ -120,7 +91,8 @@ def sample(
         temperatures: temperature T of each group of chains, all different; none for `adam`.
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
-        record_every: steps between records; default: 100 records, or every step of a shorter run.
+        record_every: steps between records; default: 100 records, or every step of a shorter run. Training by `adam`
+            has fewer, down to 10, if they would visit more than 5 % of the examples that the steps visit.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
             it does not depend, rounding apart, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
@@ -145,7 +117,7 @@ def sample(
         chunk_size=chunk_size,
         placement=placement,
     )
-    every = check_lengths(num_steps, record_every)
+    every = check_lengths(num_steps, record_every, run)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
     states = run.start(weights, key)
@@ -167,10 +139,10 @@ def sample(
     return result
 
 
-def check_lengths(num_steps: int, record_every: int | None) -> int:
-    """Return the interval between records of a run, validated; default: 100 records."""
+def check_lengths(num_steps: int, record_every: int | None, run: Run) -> int:
+    """Return the interval between records of a run, validated; for the default see `sample`."""
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
-    every = max(1, num_steps // 100) if record_every is None else record_every
+    every = max(1, num_steps // run.default_records(num_steps)) if record_every is None else record_every
     check_integer("record_every", every, minimum=1, maximum=num_steps, remedy="record at least once")
     return every
 
@@ -223,6 +195,12 @@ class Run:
     def size(self) -> int:
         """Number of all chains."""
         return len(self.temperatures) * self.num_chains
+
+    def default_records(self, num_steps: int) -> int:
+        """Return how many records a run has by default; a pass without gradient costs a third of one with it."""
+        cost = (self.observed.num_examples + (self.test.num_examples if self.test else 0)) / 3
+        work = num_steps * (self.sampler.batch_size or self.sampler.dataset.num_examples)
+        return 100 if self.sampler.uses_temperature else max(10, min(100, int(0.05 * work / cost)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -341,7 +319,7 @@ class Run:
             return  # nothing is left to continue; a new run goes on to its first record, which reports why
         reporter = _Reporter(self)
         sampler, observed, test = self._placed
-        started, step = time.monotonic(), first
+        started, step, recording = time.monotonic(), first, 0.0
         due = self._next_refresh(states)
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
@@ -352,6 +330,8 @@ class Run:
                 states = self._advance(states, step, min(stops) - step, every)
                 step = min(stops)
                 if step % every == 0:
+                    jax.block_until_ready(states.step)
+                    before = time.monotonic()
                     record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
                     if Status.NON_FINITE_ENERGY in measured["status"]:
@@ -359,7 +339,9 @@ class Run:
                     reporter.report(measured, step=step, last=step + every > stop)
                     masked = reporter.mask_stopped(measured)
                     losses = masked["loss"][np.isfinite(masked["loss"])]
-                    update_bar(step, float(losses.mean()) if losses.size else math.nan)
+                    recording += time.monotonic() - before
+                    share = recording / (time.monotonic() - started)
+                    update_bar(step, float(losses.mean()) if losses.size else math.nan, share)
                     yield Record(step, states, masked)
                     if reporter.all_stopped:
                         return
