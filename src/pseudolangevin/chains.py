@@ -438,7 +438,8 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) ->
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
     # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
-    return keep_in_place(jax.vmap(sampler.init)(keys, starts, temperatures), sampler.dataset.mesh)
+    states = jax.vmap(lambda key, start, t: sampler.at(t).init(key, start, t))(keys, starts, temperatures)
+    return keep_in_place(states, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
@@ -448,7 +449,7 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
     step = jnp.max(jnp.where(running, states.step, 0))
 
     def one(state: Any, own: Any) -> Any:
-        return sampler.segment(state._replace(step=step), num_blocks, block, own)
+        return sampler.at(state.temperature).segment(state._replace(step=step), num_blocks, block, own)
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
@@ -464,7 +465,8 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    return keep_in_place(jax.vmap(sampler.refresh_if_due)(states), sampler.dataset.mesh)
+    refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
+    return keep_in_place(refreshed, sampler.dataset.mesh)
 
 
 @jax.jit
@@ -477,7 +479,9 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
 def _observe(
     sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
 ) -> dict[str, Array]:
-    record = jax.vmap(lambda state: observables.observe(sampler, state, train, test, own, chunk_size))(states)
+    record = jax.vmap(
+        lambda state: observables.observe(sampler.at(state.temperature), state, train, test, own, chunk_size)
+    )(states)
     return keep_everywhere(record, train.mesh)
 
 

@@ -123,6 +123,7 @@ class HybridMonteCarlo(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         check_integer("num_leapfrog_steps", self.num_leapfrog_steps, minimum=1)
         check_positive("time_step", self.time_step)
         mass_rules.check_given(self.masses)

@@ -78,6 +78,7 @@ class Langevin(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         remedy = f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}"
         check_interval("momentum_retention", self.momentum_retention, 0, 1, remedy, open_ends=True)
         check_positive("time_step", self.time_step)
