@@ -7,7 +7,19 @@ from . import models
 from .chains import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning, Record, Result, Run, sample
 from .data import Dataset, Signs, StreamedDataset, tasks
 from .placement import Placement
-from .potential import Potential, Subset, classification, next_token, regression, subset
+from .potential import (
+    Potential,
+    Prior,
+    Subset,
+    classification,
+    gaussian,
+    laplace,
+    log_density,
+    next_token,
+    posterior_temperature,
+    regression,
+    subset,
+)
 from .samplers.adam import Adam as adam
 from .samplers.adam import best_weights
 from .samplers.balanced import BalancedLangevin as balanced_langevin
@@ -55,6 +67,7 @@ __all__ = [
     "DeadClassWarning",
     "Placement",
     "Potential",
+    "Prior",
     "Record",
     "Result",
     "Run",
@@ -69,11 +82,15 @@ __all__ = [
     "best_weights",
     "classification",
     "full_batch_langevin",
+    "gaussian",
     "hybrid_monte_carlo",
+    "laplace",
+    "log_density",
     "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",
     "next_token",
+    "posterior_temperature",
     "pseudo_langevin",
     "regression",
     "replica_exchange",

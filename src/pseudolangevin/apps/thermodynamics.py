@@ -12,7 +12,7 @@ Errors come from the effective samples at each temperature. They take the temper
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,11 +27,12 @@ from .. import _trees as trees
 from .._checks import check_integer
 from .._random import as_key
 from .._trees import Array, Key, Weights
-from ..chains import Result, check_lengths, check_temperatures, sample
+from ..chains import check_temperatures, sample
 from ..data.dataset import Dataset
 from ..diagnostics.averages import DEFAULT_DISCARD, Average, Floats, average, chains_at, kept
 from ..gradients import exact_means
-from ..potential import Potential
+from ..potential import Potential, Prior
+from ..results import Result
 from ..samplers.base import Sampler
 from ..samplers.tempered import annealed
 
@@ -61,9 +62,10 @@ def anneal(
         **options: other arguments of `sample`, such as `key` and `num_chains`.
     """
     levels = check_temperatures(sampler, temperatures)
-    every = check_lengths(steps_per_level, record_every)
-    if record_every is None:
-        every = next(n for n in range(every, steps_per_level + 1) if steps_per_level % n == 0)
+    check_integer("steps_per_level", steps_per_level, minimum=1)
+    divisors = (n for n in range(max(1, steps_per_level // 100), steps_per_level + 1) if steps_per_level % n == 0)
+    every = next(divisors) if record_every is None else record_every
+    check_integer("record_every", every, minimum=1, maximum=steps_per_level)
     records = steps_per_level // every
     keep = records if keep_weights_every is None else keep_weights_every
     check_integer("keep_weights_every", keep, minimum=1, maximum=records)
@@ -110,7 +112,7 @@ def free_energy(results: Result | Sequence[Result], *, discard: float = DEFAULT_
         results: a run at several temperatures, or several runs of the same potential.
         discard: share of the records at the start of a run that is left out.
     """
-    levels = _energies(results, "potential", discard)
+    levels = _levels(results, discard)
     if len(levels) < 2:
         raise ValueError(f"results has the temperature {levels[0][0]:g} alone; free energies need at least two")
     return _table(levels).drop_vars(["log_partition", "log_partition_error"])
@@ -119,33 +121,57 @@ def free_energy(results: Result | Sequence[Result], *, discard: float = DEFAULT_
 def evidence(
     results: Result | Sequence[Result], *, num_prior_draws: int = 10_000, key: Key | int = 0, discard: float = 0.5
 ) -> xr.Dataset:
-    """Return ln ∫exp(−L(w)/T)·π(w)dw against temperature: the log marginal likelihood, with its standard error.
+    """Return ln ∫exp(−L(w)/T)·prior(w)dw against temperature: the log marginal likelihood, with its standard error.
 
-    L is the mean loss and π the prior, which must be the same Gaussian at all temperatures. For losses that are minus a
-    log-likelihood, `log_evidence` at T = 1/P is the log marginal likelihood of the P examples. For `pl.regression` with
-    noise of standard deviation s it is that at T = s²/P, up to the constant −(P/2)·ln(2π·s²) per output.
+    L is the mean loss. If it is minus a log-likelihood, `log_evidence` at T = 1/P is the log marginal likelihood of the
+    P examples. For `pl.regression` with noise of standard deviation s it is that at T = s²/P, but for the constant
+    −(P/2)·ln(2π·s²) per output. Minus the entropy is the information gained from the data, in nats.
 
-    Temperatures should reach from the one of interest to one at which the loss hardly matters. The prior itself, T = ∞,
-    is sampled directly. The entropy is minus the information gained from the data, in nats. `overlap` as in
-    `free_energy`; at the hottest temperature, with the prior.
+    Temperatures should reach up to one whose `overlap` with the prior, which is sampled directly, is some per cent.
 
     Args:
-        results: a run at several temperatures, or several runs, with the same prior.
+        results: a run at several temperatures of a potential with `prior=pl.gaussian(scale)` or `pl.laplace(scale)`, or
+            several runs of the same potential.
         num_prior_draws: number of weights that are drawn from the prior.
         key: random key of these draws, or an integer seed.
         discard: share of the records at the start of a run that is left out.
     """
     check_integer("num_prior_draws", num_prior_draws, minimum=4)
-    levels = _energies(results, "loss", discard)
-    first = _as_list(results)[0]
-    scales = _prior_scales(_as_list(results))
+    levels = _levels(results, discard)
+    first = results if isinstance(results, Result) else results[0]
+    potential = first.sampler.potential
+    if potential.tempered_energy != "loss" or not isinstance(potential.prior, Prior | Mapping):
+        raise ValueError(
+            f"prior = {potential.prior!r}, weight_decay = {potential.weight_decay!r}: the evidence needs a normalised "
+            "prior that is the same at all temperatures; pass prior=pl.gaussian(scale) to the potential"
+        )
     one = jax.tree.map(lambda w: w[0, 0], first.weights)
     keys = jax.random.split(as_key(key), num_prior_draws)
-    losses = _prior_losses(first.sampler.dataset, keys, one, scales, first.sampler.potential)
-    finite = np.nan_to_num(np.asarray(losses, np.float64).sum(axis=-1), nan=np.inf, posinf=1e30)
-    table = _table([(math.inf, finite[None]), *levels]).isel(temperature=slice(1, None))
+    losses = np.asarray(_prior_losses(first.sampler.dataset, keys, one, potential), np.float64).sum(axis=-1)
+    table = _table([(math.inf, np.nan_to_num(losses, nan=1e30, posinf=1e30)[None]), *levels])
     names = {"log_partition": "log_evidence", "log_partition_error": "log_evidence_error"}
-    return table.rename(names).drop_vars(["free_energy", "free_energy_error"])
+    return table.isel(temperature=slice(1, None)).rename(names).drop_vars(["free_energy", "free_energy_error"])
+
+
+@partial(jax.jit, static_argnames="potential")
+def _prior_losses(dataset: Dataset, keys: Key, weights: Weights, potential: Potential) -> Array:
+    """Return the mean loss of draws from the prior, each as a compensated pair."""
+    table: Any = potential.prior if isinstance(potential.prior, Mapping) else {"*": potential.prior}
+    priors = jax.tree.leaves(trees.looked_up(weights, table, "prior"))
+
+    def loss(key: Key) -> Array:
+        draws = []
+        for own, (name, leaf), prior in zip(
+            jax.random.split(key, len(priors)), trees.named_leaves(weights), priors, strict=True
+        ):
+            draw = jax.random.normal if prior.kind == "gaussian" else jax.random.laplace
+            draws.append(
+                prior.scale * (draw(own, leaf.shape, leaf.dtype) - prior.deviation(name, jnp.zeros_like(leaf)))
+            )
+        drawn = jax.tree.unflatten(jax.tree.structure(weights), draws)
+        return jnp.stack(exact_means([potential.per_example_loss], drawn, dataset, None)[0])
+
+    return jax.lax.map(loss, keys, batch_size=16)
 
 
 def learning_coefficient(result: Result, center: Weights, *, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
@@ -176,30 +202,23 @@ def learning_coefficient(result: Result, center: Weights, *, discard: float = DE
     return _dataset(temperatures, columns)
 
 
-def _as_list(results: Result | Sequence[Result]) -> list[Result]:
-    listed = [results] if isinstance(results, Result) else list(results)
-    if not listed:
-        raise ValueError("results is empty; pass the result of a run at several temperatures, or a list of results")
-    return listed
-
-
-def _energies(results: Result | Sequence[Result], name: str, discard: float) -> list[tuple[float, Floats]]:
-    """Return temperatures and energies (chain, draw), hottest first."""
+def _levels(results: Result | Sequence[Result], discard: float) -> list[tuple[float, Floats]]:
+    """Return temperatures and energies E (chain, draw) of the factor exp(−E/T), hottest first."""
     levels: list[tuple[float, Floats]] = []
-    for result in _as_list(results):
+    for result in [results] if isinstance(results, Result) else results:
         trace = kept(result.trace, discard)
         for index, temperature in enumerate(trace["temperature"].values):
-            energies = chains_at(trace[name], trace, index)
+            energies = chains_at(trace[result.sampler.potential.tempered_energy], trace, index)
             if not math.isfinite(average(energies).effective_samples):
                 raise ValueError(
                     f"temperature {temperature:g} has {energies.size} finite energies in {trace.sizes['draw']} records "
                     "that are kept; at least four different ones are needed: run longer, or record more often"
                 )
             levels.append((float(temperature), energies))
-    levels.sort(key=lambda level: -level[0])
-    if len({temperature for temperature, _ in levels}) < len(levels):
-        raise ValueError("results has a temperature twice; combine its chains in one run with num_chains")
-    return levels
+    if len({temperature for temperature, _ in levels}) < len(levels) or not levels:
+        remedy = "pass one run at several temperatures, or runs at different ones"
+        raise ValueError(f"results has the temperatures {[temperature for temperature, _ in levels]}; {remedy}")
+    return sorted(levels, key=lambda level: -level[0])
 
 
 def _table(levels: list[tuple[float, Floats]]) -> xr.Dataset:
@@ -278,40 +297,3 @@ def _dataset(temperatures: Any, columns: dict[str, Any]) -> xr.Dataset:
         {name: ("temperature", np.asarray(values, np.float64)) for name, values in columns.items()},
         {"temperature": np.asarray(temperatures, np.float64)},
     )
-
-
-def _prior_scales(results: list[Result]) -> Weights:
-    """Return the standard deviation of the prior of every tensor; raise unless it is the same at all temperatures."""
-    found: list[Any] = []
-    for result in results:
-        one = jax.tree.map(lambda w: w[0, 0], result.weights)
-        potential = result.sampler.potential
-        if not potential.regularizes_every_weight:
-            raise ValueError(f"weight_decay = {potential.weight_decay!r}: without a prior there is no evidence")
-        for temperature in result.trace["temperature"].values:
-            stiffness = trees.spread(potential.stiffness(one), one)
-            found.append(jax.tree.map(lambda k, t=temperature: math.sqrt(t / k), stiffness))
-    widths = np.asarray([jax.tree.leaves(scales) for scales in found])
-    if not np.allclose(widths, widths[0], rtol=1e-4):
-        raise ValueError(
-            f"the standard deviation of the prior, sqrt(N*T/weight_decay), goes from {widths.min():.4g} to "
-            f"{widths.max():.4g}; make weight_decay proportional to T, with one run for each temperature"
-        )
-    return found[0]
-
-
-@partial(jax.jit, static_argnames="potential")
-def _prior_losses(dataset: Dataset, keys: Key, one: Weights, scales: Weights, potential: Potential) -> Array:
-    leaves, structure = jax.tree.flatten(one)
-
-    def loss(key: Key) -> Array:
-        draws = [
-            scale * jax.random.normal(own, leaf.shape, leaf.dtype)
-            for own, leaf, scale in zip(
-                jax.random.split(key, len(leaves)), leaves, jax.tree.leaves(scales), strict=True
-            )
-        ]
-        (mean,) = exact_means([potential.per_example_loss], jax.tree.unflatten(structure, draws), dataset, None)
-        return jnp.stack(mean)
-
-    return jax.lax.map(loss, keys, batch_size=16)

@@ -78,6 +78,7 @@ class Langevin(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         remedy = f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}"
         check_interval("momentum_retention", self.momentum_retention, 0, 1, remedy, open_ends=True)
         check_positive("time_step", self.time_step)
@@ -259,10 +260,11 @@ class MinibatchLangevin(Langevin):
         refresh_tolerance: successive measurements agree if the standard deviation of every tensor (root of its mean 𝒱)
             changed by no more than this share.
         variance_from: source of 𝒱: "examples", the gradients of single examples in one pass, or "minibatches", as in
-            the paper; "auto" is "examples" for feed-forward networks, where the pass is cheap. The results agree within
-            the error of the second.
-        variance_examples: number of examples that the pass visits; default: 100 000 or 20 batches, whichever is more.
-            If it is at least the size of the data set, 𝒱 is exact.
+            the paper; "auto" is "examples" with fewer of them unless the network is feed-forward, where the pass is
+            cheap. The results agree within their errors.
+        variance_examples: number of examples that the pass visits; default: 100 000 or 20 batches, whichever is more,
+            and 2 048 for "auto" and a network that is not feed-forward. If it is at least the size of the data set, 𝒱
+            is exact.
         variance_block: mini-batches per block when 𝒱 is measured from mini-batches.
         variance_max_batches: largest number of mini-batches for one measurement.
         variance_tolerance: 𝒱 has converged when another block changes no component's standard deviation by more.
@@ -324,9 +326,10 @@ class MinibatchLangevin(Langevin):
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         """Return 𝒱 at these weights."""
         batch_size = self.batch_size or 0
-        from_examples = self.potential.gradient_moments is not None
-        if self.variance_from == "examples" or (self.variance_from == "auto" and from_examples):
-            num = max(100_000, 20 * batch_size) if self.variance_examples is None else self.variance_examples
+        if self.variance_from != "minibatches":
+            cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
+            default = max(100_000, 20 * batch_size) if cheap else 2_048
+            num = default if self.variance_examples is None else self.variance_examples
             return variance.from_examples(
                 self.potential, key, weights, self.dataset, batch_size=batch_size, num_examples=num
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -65,8 +66,9 @@ class Annealed(Base):
     def refresh(self, state: Any) -> Any:
         """Set the temperature, then do the sampler's own maintenance: masses are set from the noise."""
         target = self.schedule.at(state.step).astype(state.temperature.dtype)
-        state = trees.select(self._changes(state), self.at_temperature(state, target), state)
-        return super().refresh(state) if super().refreshes else state
+        there = getattr(self, "unbound", self).at(target)  # U may depend on the temperature
+        state = trees.select(self._changes(state), there.at_temperature(state, target), state)
+        return super(Annealed, there).refresh(state) if super().refreshes else state
 
     def measure(self, state: Any, exact_gradient: Weights) -> dict[str, Array]:
         """Return also the current temperature."""
@@ -130,8 +132,10 @@ class ReplicaExchange(Base):
         chains = jnp.arange(size // num_temperatures)
         order = jnp.argsort(states.temperature[:: len(chains)])[:, None] * len(chains) + chains  # cold to hot
         cold, hot = order[:-1], order[1:]
+        # The part of U that does not depend on T: a prior that is the same at all temperatures does not count.
+        tempered = replace(self.potential, prior=None) if self.potential.tempered_energy == "loss" else self.potential
         chunk_size = getattr(self, "chunk_size", None)
-        energy = jax.vmap(lambda s: exact_energy(self.potential, self.position(s), self.dataset, chunk_size))(states)
+        energy = jax.vmap(lambda s: exact_energy(tempered, self.position(s), self.dataset, chunk_size))(states)
         gap = difference(*(Sum(energy.high[at], energy.low[at]) for at in (cold, hot)))
         cost = (1 / states.temperature[hot] - 1 / states.temperature[cold]) * gap
         turn = (step // self.exchange_every) % 2 == jnp.arange(num_temperatures - 1) % 2
@@ -142,7 +146,7 @@ class ReplicaExchange(Base):
         distance = jnp.where(accepted, hot - cold, 0)
         source = jnp.arange(size).at[cold].add(distance).at[hot].add(-distance)
         others = jax.tree.map(lambda leaf: leaf[source], states)
-        moved = jax.vmap(self.continue_from)(states, others)
+        moved = jax.vmap(lambda s, other: self.at(s.temperature).continue_from(s, other))(states, others)
         moved = jax.vmap(trees.select)(source != jnp.arange(size), moved, states)
         replica = others.visits
         end = replica.last_end
