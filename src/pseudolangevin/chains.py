@@ -111,7 +111,7 @@ def sample(
     """
     if callable(temperatures):
         sampler = annealed(sampler, temperatures, every=record_every or max(1, num_steps // 100))
-        temperatures = [float(sampler.schedule(0))]  # type: ignore[attr-defined]
+        temperatures = [float(sampler.schedule.at(0))]  # type: ignore[attr-defined]
     run = Run(
         sampler,
         temperatures=temperatures,

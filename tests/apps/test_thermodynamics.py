@@ -45,6 +45,21 @@ def test_each_level_is_at_its_temperature(cooled):
     np.testing.assert_allclose(squares, cooled.trace.squared_norm.values[:, :, -1], rtol=1e-5)
 
 
+def test_a_fixed_prior_stays_the_same_when_the_temperature_changes():
+    potential = pl.Potential(BOWL.per_example_loss, prior=pl.gaussian(0.5, center=1.0))
+    sampler = pl.hybrid_monte_carlo(potential, CLOUD, num_leapfrog_steps=5, time_step=0.3)
+    arguments = {"num_chains": 16, "num_steps": 600, "record_every": 2, "key": 1}
+    trace = pl.sample(
+        sampler, jnp.zeros(4), temperatures=lambda step: jnp.where(step < 100, 1.0, 0.2), **arguments
+    ).trace
+    assert trace.acceptance[0, :, -1].min() > 0.9
+    found = average(trace.loss.values[0, :, 75:])
+    shrinkage = 0.2 / (0.2 + 0.25)  # towards the center of the prior
+    squares = 4 / (1 / 0.2 + 1 / 0.25) + shrinkage**2 * np.sum((1 - CLOUD.inputs.mean(axis=0)) ** 2)
+    assert found.mean - BOTTOM == pytest.approx(squares / 2, abs=4 * found.standard_error)
+    assert found.standard_error < 0.02
+
+
 def test_entropy_and_free_energy_of_a_bowl(cooled):
     table = pl.free_energy(cooled)
     entropy = 2 * np.log(table.temperature / LEVELS[0])  # N/2·ln T

@@ -276,7 +276,7 @@ def _bennett(hot: Floats, cold: Floats, hot_average: Average, cold_average: Aver
 
     reach = 50 + abs(offset)
     low = -max(hot.max(), cold.max()) - reach
-    change = optimize.brentq(excess, max(low, -1e300), -min(hot.min(), cold.min()) + reach, xtol=1e-10)
+    change = optimize.brentq(excess, max(low, -1e300), -min(hot.min(), cold.min()) + reach, xtol=1e-10, maxiter=1_000)
     from_hot, from_cold = shares(change)
     slope = (from_hot * (1 - from_hot / n_hot)).mean() + (from_cold * (1 - from_cold / n_cold)).mean()
     return change, from_hot / slope, -from_cold / slope

@@ -192,8 +192,9 @@ def _extended(sampler: Kind, mixin: type, **settings: Any) -> Kind:
     if not isinstance(sampler, Sampler) or not sampler.uses_temperature:
         named = getattr(sampler, "name", repr(sampler))
         raise ValueError(f"sampler = {named} has no temperature; use a sampler such as pl.balanced_langevin")
-    own = {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
-    return _extended_class(type(sampler), mixin)(**own | settings)
+    extended = object.__new__(_extended_class(type(sampler), mixin))
+    extended.__dict__.update(sampler.__dict__ | settings)  # they have been checked
+    return extended
 
 
 @cache  # the same class for the same sampler, so that nothing is compiled twice
