@@ -1,5 +1,7 @@
 """Annealing by levels, free energy, evidence and learning coefficient, against exact results."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ def test_each_level_is_at_its_temperature(cooled):
 def test_a_fixed_prior_stays_the_same_when_the_temperature_changes():
     potential = pl.Potential(BOWL.per_example_loss, prior=pl.gaussian(0.5, center=1.0))
     sampler = pl.hybrid_monte_carlo(potential, CLOUD, num_leapfrog_steps=5, time_step=0.3)
-    arguments = {"num_chains": 16, "num_steps": 600, "record_every": 2, "key": 1}
+    arguments: dict[str, Any] = {"num_chains": 16, "num_steps": 600, "record_every": 2, "key": 1}
     trace = pl.sample(
         sampler, jnp.zeros(4), temperatures=lambda step: jnp.where(step < 100, 1.0, 0.2), **arguments
     ).trace
@@ -56,7 +58,7 @@ def test_a_fixed_prior_stays_the_same_when_the_temperature_changes():
     found = average(trace.loss.values[0, :, 75:])
     shrinkage = 0.2 / (0.2 + 0.25)  # towards the center of the prior
     squares = 4 / (1 / 0.2 + 1 / 0.25) + shrinkage**2 * np.sum((1 - CLOUD.inputs.mean(axis=0)) ** 2)
-    assert found.mean - BOTTOM == pytest.approx(squares / 2, abs=4 * found.standard_error)
+    assert found.mean - float(BOTTOM) == pytest.approx(float(squares) / 2, abs=4 * found.standard_error)
     assert found.standard_error < 0.02
 
 
@@ -80,7 +82,7 @@ def test_evidence_of_a_linear_regression():
     sampler = pl.replica_exchange(pl.hybrid_monte_carlo(potential, data, num_leapfrog_steps=5, time_step=0.4), every=2)
     temperatures = pl.posterior_temperature(data, noise_scale=0.5) * np.asarray([100, 10, 1])
     result = pl.sample(
-        sampler, {"slope": jnp.zeros(2)}, temperatures=temperatures, num_chains=8, num_steps=400, record_every=1, key=0
+        sampler, {"slope": jnp.zeros(2)}, temperatures=list(temperatures), num_chains=8, num_steps=400, record_every=1, key=0
     )
     table = pl.evidence(result, num_prior_draws=2_000)
     residuals = targets - inputs @ [0.3, 0.3]
