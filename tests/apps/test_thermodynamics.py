@@ -82,7 +82,13 @@ def test_evidence_of_a_linear_regression():
     sampler = pl.replica_exchange(pl.hybrid_monte_carlo(potential, data, num_leapfrog_steps=5, time_step=0.4), every=2)
     temperatures = pl.posterior_temperature(data, noise_scale=0.5) * np.asarray([100, 10, 1])
     result = pl.sample(
-        sampler, {"slope": jnp.zeros(2)}, temperatures=list(temperatures), num_chains=8, num_steps=400, record_every=1, key=0
+        sampler,
+        {"slope": jnp.zeros(2)},
+        temperatures=list(temperatures),
+        num_chains=8,
+        num_steps=400,
+        record_every=1,
+        key=0,
     )
     table = pl.evidence(result, num_prior_draws=2_000)
     residuals = targets - inputs @ [0.3, 0.3]

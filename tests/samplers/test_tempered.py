@@ -14,9 +14,7 @@ TEMPERATURES = [0.16, 0.08, 0.3, 0.6]  # in any order
 NOISE = pl.Dataset(np.linspace(-1, 1, 200, dtype=np.float32)[:, None], np.zeros(200, np.float32))
 DOUBLE_WELL = pl.Potential(lambda w, batch: jnp.sum((w["x"] ** 2 - 1) ** 2) + 5 * batch[0][:, 0] * w["x"][0])
 HYBRID = pl.hybrid_monte_carlo(DOUBLE_WELL, NOISE, num_leapfrog_steps=5, time_step=0.1)
-BALANCED = pl.balanced_langevin(
-    DOUBLE_WELL, NOISE, batch_size=10, momentum_retention=0.95, refresh_every=500, friction_batch_size=50
-)
+BALANCED = pl.balanced_langevin(DOUBLE_WELL, NOISE, batch_size=10, momentum_retention=0.95, refresh_every=500)
 PSEUDO = pl.pseudo_langevin(DOUBLE_WELL, NOISE, batch_size=10, refresh_every=500)
 FULL = pl.full_batch_langevin(DOUBLE_WELL, NOISE, time_step=0.05)
 
