@@ -93,16 +93,18 @@ class Sampler(ABC):
 
     Args:
         potential: U.
-        dataset: the training set.
+        dataset: the training set; left out for a `log_density`, which has no data.
     """
 
     potential: Potential
-    dataset: Dataset
+    dataset: Dataset = None  # type: ignore[assignment]
 
     name: ClassVar[str]
     uses_temperature: ClassVar[bool] = True
     batch_size: ClassVar[int | None] = None
     """Number of examples that every step draws; a field of the samplers that use mini-batches."""
+    exchange_every: ClassVar[int | None] = None
+    """Steps between exchanges with other temperatures; a field of `samplers.tempered.ReplicaExchange`."""
     steps_per_block: ClassVar[int] = 1
     """Number of steps that a GPU runs without asking the host whether to go on."""
 
@@ -111,6 +113,34 @@ class Sampler(ABC):
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_node(cls, _flatten, lambda static, data: _unflatten(cls, static, data))
         _inherit_arguments(cls)
+
+    def __post_init__(self) -> None:
+        """Validate potential and data; a density without data gets one empty example."""
+        if not isinstance(self.potential, Potential):
+            remedy = "pass pl.classification(apply), pl.Potential(loss) or pl.log_density(f)"
+            raise ValueError(f"potential = {self.potential!r} is not a Potential; {remedy}")
+        if self.potential.needs_data != isinstance(self.dataset, Dataset):
+            found = f"dataset = {self.dataset!r}"
+            if self.potential.needs_data:
+                raise ValueError(f"{found} is not a Dataset; pass pl.Dataset(inputs, targets)")
+            raise ValueError(f"{found}, but a log_density has no data; leave the data set out")
+        if not self.potential.needs_data:
+            if "batch_size" in {field.name for field in dataclasses.fields(self)}:
+                remedy = "use hybrid_monte_carlo or full_batch_langevin"
+                raise ValueError(f"a log_density has no data, so {self.name} has no mini-batches; {remedy}")
+            object.__setattr__(self, "dataset", Dataset(jnp.zeros((1,)), jnp.zeros((1,))))
+
+    def at(self, temperature: Array | float) -> Any:
+        """Return the sampler of chains at one temperature, on which U depends if its prior is fixed.
+
+        `advance` and `sample` call it; a loop of your own over `step` must.
+        """
+        scale = temperature if self.uses_temperature else 1 / self.dataset.num_examples
+        if (potential := self.potential.at(scale)) is self.potential:
+            return self
+        bound = object.__new__(type(self))
+        bound.__dict__.update(self.__dict__ | {"potential": potential, "unbound": self})
+        return bound
 
     def __repr__(self) -> str:
         """Return the call that makes the sampler."""
@@ -169,6 +199,14 @@ class Sampler(ABC):
         """Return the weights that records are made at."""
         return state.weights
 
+    def continue_from(self, state: Any, other: Any) -> Any:
+        """Return `state` at the position of `other`, with its momenta rescaled to this temperature and these masses."""
+        return state._replace(weights=other.weights)
+
+    def at_temperature(self, state: Any, temperature: Array) -> Any:
+        """Return the state at another temperature: the same position, momenta rescaled. The sampler is at that one."""
+        return self.continue_from(state._replace(temperature=temperature), state)
+
     def batch_indices(self, key: Key, step: Array) -> Array:
         """Return the examples of one step of the chain with this key, which do not depend on its weights."""
         return draw_indices(stream_key(key, Stream.BATCH), self.dataset.num_examples, self.examples_per_step, step)
@@ -183,6 +221,8 @@ class Sampler(ABC):
         For a loop of your own; it can be compiled and mapped over chains. A chain that diverges is put back to the last
         refresh and stops; see `state.status`.
         """
+        if (bound := self.at(state.temperature)) is not self:
+            return bound.advance(state, num_steps)
         stop = state.step + num_steps
 
         def piece(state: Any) -> Any:

@@ -80,6 +80,7 @@ class Langevin(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         remedy = f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}"
         check_interval("momentum_retention", self.momentum_retention, 0, 1, remedy, open_ends=True)
         check_positive("time_step", self.time_step)
@@ -181,6 +182,20 @@ class Langevin(Sampler):
         """
         return integrator.drift(state.weights, state.half_step_momentum, state.masses, 0.5 * self.time_step)
 
+    def continue_from(self, state: LangevinState, other: LangevinState) -> LangevinState:
+        """Return `state` at the position of `other`, with momenta h·√(M·T) in its own masses and temperature.
+
+        Position and h are independent at mid-drift on a quadratic potential, so both stay at equilibrium.
+        """
+        momentum = jax.tree.map(
+            lambda h, old, new: h * jnp.sqrt(new * state.temperature / (old * other.temperature)),
+            other.half_step_momentum,
+            other.masses,
+            state.masses,
+        )
+        weights = integrator.drift(self.position(other), momentum, state.masses, -0.5 * self.time_step)
+        return state._replace(weights=weights, half_step_momentum=momentum)
+
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
         """Return the kinetic temperature ⟨h·(h + h')/M⟩/((1 + c1²)·N), with h' the mean of the next momentum.
 
@@ -252,10 +267,11 @@ class MinibatchLangevin(Langevin):
         refresh_tolerance: successive measurements agree if the standard deviation of every tensor (root of its mean 𝒱)
             changed by no more than this share.
         variance_from: source of 𝒱: "examples", the gradients of single examples in one pass, or "minibatches", as in
-            the paper; "auto" is "examples" for feed-forward networks, where the pass is cheap. The results agree within
-            the error of the second.
-        variance_examples: number of examples that the pass visits; default: 100 000 or 20 batches, whichever is more.
-            If it is at least the size of the data set, 𝒱 is exact.
+            the paper; "auto" is "examples" with fewer of them unless the network is feed-forward, where the pass is
+            cheap. The results agree within their errors.
+        variance_examples: number of examples that the pass visits; default: 100 000 or 20 batches, whichever is more,
+            and 2 048 for "auto" and a network that is not feed-forward. If it is at least the size of the data set, 𝒱
+            is exact.
         variance_block: mini-batches per block when 𝒱 is measured from mini-batches.
         variance_max_batches: largest number of mini-batches for one measurement.
         variance_tolerance: 𝒱 has converged when another block changes no component's standard deviation by more.
@@ -317,9 +333,10 @@ class MinibatchLangevin(Langevin):
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         """Return 𝒱 at these weights."""
         batch_size = self.batch_size or 0
-        from_examples = self.potential.gradient_moments is not None
-        if self.variance_from == "examples" or (self.variance_from == "auto" and from_examples):
-            num = max(100_000, 20 * batch_size) if self.variance_examples is None else self.variance_examples
+        if self.variance_from != "minibatches":
+            cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
+            default = max(100_000, 20 * batch_size) if cheap else 2_048
+            num = default if self.variance_examples is None else self.variance_examples
             return variance.from_examples(
                 self.potential, key, weights, self.dataset, batch_size=batch_size, num_examples=num
             )
@@ -498,10 +515,18 @@ class NoiseMassLangevin(MinibatchLangevin):
     def nominal_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
         """Return the masses that give every component the temperature ratio, or larger ones for stability."""
         nominal = masses.from_noise(self._guarded(measured), temperature, self.temperature_ratio, **self.dynamics)
+        return masses.at_least(nominal, self._stable_minimum(weights))
+
+    def _stable_minimum(self, weights: Weights) -> Any:
         stiffness = self.potential.stiffness(weights)
-        return masses.at_least(
-            nominal, masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
-        )
+        return masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
+
+    def at_temperature(self, state: LangevinState, temperature: Array) -> LangevinState:
+        """Return the state at another temperature, with the same temperature ratios: M·T is constant."""
+        mass = jax.tree.map(lambda m: m * (state.temperature / temperature), state.masses)
+        mass = masses.at_least(mass, self._stable_minimum(state.weights))
+        changed = state._replace(temperature=temperature, masses=mass, refresh_multiple=jnp.zeros((), jnp.int32))
+        return self.continue_from(changed, state)
 
     def _guarded(self, measured: Weights) -> Weights:
         """Return the variance that masses are set from: floored, and that of the noisiest weight of each group."""
