@@ -32,6 +32,7 @@ from .samplers.langevin import PseudoLangevin as pseudo_langevin
 
 _LAZY = {  # imported when first used: they need files, plots or statistics
     "Certificate": "diagnostics.certificate",
+    "EquilibriumWarning": "apps.fit",
     "Fit": "apps.fit",
     "TemperatureRange": "apps.temperature",
     "Tuned": "apps.tune",
