@@ -60,6 +60,8 @@ class Size:
     """Standard deviation of a weight in the prior."""
     sghmc_step_size: float
     """Step size in units of T·δt², the largest at which the validation loss does not rise."""
+    temperature: float = 1.0
+    """Temperature in units of 1/P; 1 is the Bayesian posterior."""
     temperature_ratio: float = 0.1
     num_seeds: int = 5
     cost: int = 5
@@ -135,7 +137,7 @@ class Comparison:
         self.model, self.num_features = from_flax(nets[0]), nets[0].num_features
         self.starts = jax.tree.map(lambda *w: jnp.stack(w), *(from_flax(net).weights for net in nets))
         self.potential = pl.classification(self.model.apply, prior=pl.gaussian(size.prior_scale))
-        self.temperature = pl.posterior_temperature(self.train)
+        self.temperature = size.temperature * pl.posterior_temperature(self.train)
         self.training_steps = size.epochs * size.num_train // size.batch_size
         self.num_steps = size.cost * self.training_steps
         self.result: pl.Result | None = None
@@ -196,7 +198,7 @@ class Comparison:
 
         def log_posterior_gradient(weights: Any, batch: Any) -> Any:
             energy = self.potential.at(self.temperature).energy
-            return jax.tree.map(lambda g: -num_examples * g, jax.grad(energy)(weights, batch))
+            return jax.tree.map(lambda g: -g / self.temperature, jax.grad(energy)(weights, batch))
 
         step = jax.jit(blackjax.sghmc(log_posterior_gradient, 10).step)
         weights, key = jax.tree.map(lambda w: w[0, 0], self.trained(1)), jax.random.key(self.seed)
