@@ -327,7 +327,7 @@ class Run:
                     states = _refresh(sampler, states)
                     due = self._next_refresh(states)
                 stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
-                states = self._advance(states, step, min(stops) - step, every)
+                states = self._advance(states, min(stops) - step, every)
                 step = min(stops)
                 if step % every == 0:
                     jax.block_until_ready(states.step)
@@ -354,23 +354,21 @@ class Run:
         """Return the first step at which any chain is due; read once per refresh, so that segments need not wait."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
-    def _advance(self, states: Any, step: int, num_steps: int, every: int) -> Any:
-        """Advance all chains from `step` by `num_steps`. Programs do not depend on the number of steps."""
+    def _advance(self, states: Any, num_steps: int, every: int) -> Any:
+        """Advance all chains by `num_steps`. Programs do not depend on the number of steps."""
         sampler = self._placed[0]
         if isinstance(sampler.dataset, StreamedDataset) and sampler.batch_size is not None:
             return self._advance_streamed(states, num_steps, every)
-        # On a GPU the host decides after every block whether to go on, which takes as long as a small step. Blocks
-        # start at multiples of the sampler's cycle.
-        head = 0 if sampler.block == 1 else min(num_steps, -step % sampler.cycle)
-        blocks, rest = divmod(num_steps - head, sampler.block)
-        for length, block in ((head, 1), (blocks, sampler.block), (rest, 1)):
+        # On a GPU the host decides after every block whether to go on, which takes as long as a small step.
+        blocks, rest = divmod(num_steps, sampler.block)
+        for length, block in ((blocks, sampler.block), (rest, 1)):
             states = _segment(sampler, states, length, block) if length else states
         return states
 
     def _advance_streamed(self, states: Any, num_steps: int, every: int) -> Any:
         """Advance all chains with mini-batches that are fetched while the chains run."""
         sampler: Any = self._placed[0]
-        length = sampler.dataset.block_length(self.size, sampler.batch_size, every)
+        length = sampler.dataset.block_length(self.size, sampler.examples_per_step, every)
         (device,) = states.step.devices()
         running: deque[Array] = deque()
         for start in range(0, num_steps, 64 * length):  # indices of 64 blocks are on the device at once

@@ -47,7 +47,13 @@ def _bytes(jaxpr: Any) -> int:
 
 
 def minibatch_gradient(
-    potential: Potential, weights: Weights, batch: Batch, precision: str | None = None, *, split: bool = False
+    potential: Potential,
+    weights: Weights,
+    batch: Batch,
+    precision: str | None = None,
+    *,
+    coefficients: Array | None = None,
+    split: bool = False,
 ) -> Weights:
     """Return ∇U on a batch (eq:MiniBatchGradientDefinition).
 
@@ -57,14 +63,39 @@ def minibatch_gradient(
         batch: inputs and targets.
         precision: precision of the matrix products ("highest", "tensorfloat32", "bfloat16"…); None is the fastest that
             the device has. Rounding is one more small gradient noise.
+        coefficients: coefficient of the loss of each example; default: one over the number of examples.
         split: whether chains, data or weights are split over several devices.
     """
     if potential.gradient is not None:
-        gradient = potential.gradient(weights, batch, precision, split)
+        gradient = potential.gradient(weights, batch, coefficients, precision, split)
     else:
         with jax.default_matmul_precision(precision):
-            gradient = fast_convolutions(jax.grad(potential.loss))(weights, batch)
+            loss = potential.per_example_loss
+            gradient = fast_convolutions(lambda w: jax.grad(weighted_loss)(w, loss, batch, coefficients))(weights)
     return potential.add_regularizer_gradient(weights, gradient)
+
+
+def weighted_loss(weights: Weights, per_example_loss: PerExample, batch: Batch, coefficients: Array | None) -> Array:
+    """Return the sum of the losses of a batch with these coefficients, or their mean without."""
+    losses = per_example_loss(weights, batch)
+    return jnp.mean(losses) if coefficients is None else jnp.sum(coefficients * losses)
+
+
+def slopes(
+    potential: Potential,
+    weights: Weights,
+    velocity: Weights,
+    batch: Batch,
+    precision: str | None = None,
+    *,
+    split: bool = False,
+) -> Array:
+    """Return g_i·v, the derivative of the loss of each example along a velocity v."""
+    if potential.slopes is not None:
+        return potential.slopes(weights, velocity, batch, precision, split)
+    with jax.default_matmul_precision(precision):
+        loss = potential.per_example_loss
+        return fast_convolutions(lambda w, v: jax.jvp(lambda u: loss(u, batch), (w,), (v,))[1])(weights, velocity)
 
 
 def covariance_product(
@@ -84,9 +115,9 @@ def covariance_product(
     @fast_convolutions
     def product(vector: Weights) -> tuple[Weights, Array]:
         with jax.default_matmul_precision(precision):
-            slopes = along(vector)
-            slopes = slopes - jnp.mean(slopes)
-            return back(slopes / (losses.shape[0] - 1))[0], slopes
+            centred = along(vector)
+            centred = centred - jnp.mean(centred)
+            return back(centred / (losses.shape[0] - 1))[0], centred
 
     return product
 

@@ -94,8 +94,10 @@ class Potential:
         values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
         check_data: optional, is called with (weights, all examples) before anything is compiled, to reject bad data.
         regularized_size: N of the regulariser, if it is not the number of sampled weights (`subset` sets it).
-        gradient: optional, a faster gradient of the mean loss, (weights, batch, precision, split) → pytree;
-            `classification` sets it for networks that have one.
+        gradient: optional, a faster gradient of the loss, (weights, batch, coefficients, precision, split) → pytree;
+            see `gradients.minibatch_gradient`. `classification` sets it for networks that have one.
+        slopes: optional, faster derivatives of the losses along a velocity: (weights, velocity, batch, precision,
+            split) → one number per example.
         gradient_moments: optional, (weights, batch, mask) → sums over examples of the gradient of the loss and of its
             square; without it, gradients of single examples are computed one by one.
 
@@ -110,7 +112,8 @@ class Potential:
     values: Callable[[Weights, Any], Array] | None = None
     check_data: Callable[[Weights, Batch], None] | None = None
     regularized_size: int | None = None
-    gradient: Callable[[Weights, Batch, str | None, bool], Weights] | None = None
+    gradient: Callable[[Weights, Batch, Array | None, str | None, bool], Weights] | None = None
+    slopes: Callable[[Weights, Weights, Batch, str | None, bool], Array] | None = None
     gradient_moments: Callable[[Weights, Batch, Array], tuple[Weights, Weights]] | None = None
     prior: PriorLike | None = None
     prior_temperature: float | Array | None = None
@@ -547,6 +550,7 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
         prior=prior,
         regularized_size=potential.regularized_size or trees.num_weights(weights),
         gradient=None,
+        slopes=None,
         gradient_moments=None,
     )
     return replace(part, potential=restricted)

@@ -68,13 +68,13 @@ def _register(torch: Any, torch2jax: Any) -> None:
         return jnp.asarray(getattr(x, "value", x))
 
     @torch2jax.implements(functional.embedding)
-    def embedding(input: Any, weight: Any, *_: Any, max_norm: float | None = None, **__: Any) -> Array:  # noqa: A002
+    def embedding(input: Any, weight: Any, *_: Any, max_norm: float | None = None, **__: Any) -> Array:
         if max_norm is not None:
             raise ValueError("an embedding with max_norm changes its weights when called")
         return array(weight)[array(input)]
 
     @torch2jax.implements(functional.avg_pool2d)
-    def avg_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Array:  # noqa: A002
+    def avg_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Array:
         if rest not in ((), (False, True), (False, True, None)):
             raise NotImplementedError("avg_pool2d with ceil_mode, count_include_pad=False or divisor_override")
         kernel, steps, pad = (
@@ -85,7 +85,7 @@ def _register(torch: Any, torch2jax: Any) -> None:
         return total / (kernel[0] * kernel[1])
 
     @torch2jax.implements(functional.adaptive_avg_pool2d)
-    def adaptive_avg_pool2d(input: Any, output_size: Any) -> Array:  # noqa: A002
+    def adaptive_avg_pool2d(input: Any, output_size: Any) -> Array:
         x = array(input)
         asked = (output_size,) * 2 if isinstance(output_size, int) else output_size
         rows, columns = (n if size is None else size for size, n in zip(asked, x.shape[2:], strict=True))
@@ -94,11 +94,11 @@ def _register(torch: Any, torch2jax: Any) -> None:
         return x.reshape(*x.shape[:2], rows, x.shape[2] // rows, columns, x.shape[3] // columns).mean(axis=(3, 5))
 
     @torch2jax.implements(torch.mean)
-    def mean(input: Any, dim: Any = None, keepdim: bool = False) -> Array:  # noqa: A002
+    def mean(input: Any, dim: Any = None, keepdim: bool = False) -> Array:
         return jnp.mean(array(input), axis=tuple(dim) if isinstance(dim, list) else dim, keepdims=keepdim)
 
     @torch2jax.implements(functional.gelu)
-    def gelu(input: Any, approximate: str = "none") -> Array:  # noqa: A002
+    def gelu(input: Any, approximate: str = "none") -> Array:
         return jax.nn.gelu(array(input), approximate=approximate == "tanh")
 
 

@@ -104,7 +104,7 @@ class Sampler(ABC):
     batch_size: ClassVar[int | None] = None
     """Number of examples that every step draws; a field of the samplers that use mini-batches."""
     steps_per_block: ClassVar[int] = 1
-    """Number of steps that a GPU runs without asking the host whether to go on, about."""
+    """Number of steps that a GPU runs without asking the host whether to go on."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class as a pytree, and complete its docstring with the arguments of its bases."""
@@ -153,14 +153,14 @@ class Sampler(ABC):
         return {name: value if _is_plain(value) else "given" for name, value in own.items()}
 
     @property
-    def cycle(self) -> int:
-        """Period of the step: steps with the same index modulo `cycle` do the same."""
-        return 1
+    def block(self) -> int:
+        """Number of steps of a block of a segment; 1 on a CPU."""
+        return 1 if jax.default_backend() == "cpu" else self.steps_per_block
 
     @property
-    def block(self) -> int:
-        """Number of steps of a block of a segment: a multiple of `cycle` on a GPU, 1 on a CPU."""
-        return 1 if jax.default_backend() == "cpu" else self.cycle * max(1, self.steps_per_block // self.cycle)
+    def examples_per_step(self) -> int:
+        """Number of examples that a step uses."""
+        return self.batch_size or 0
 
     def check(self, weights: Weights) -> None:
         """Raise if the sampler was not made for weights of this structure, before anything is compiled."""
@@ -199,7 +199,7 @@ class Sampler(ABC):
 
     def batch_indices(self, key: Key, step: Array) -> Array:
         """Return the examples of one step of the chain with this key, which do not depend on its weights."""
-        return draw_indices(stream_key(key, Stream.BATCH), self.dataset.num_examples, self.batch_size or 0, step)
+        return draw_indices(stream_key(key, Stream.BATCH), self.dataset.num_examples, self.examples_per_step, step)
 
     def draw(self, state: Any) -> Batch | None:
         """Return the mini-batch of the next step; None for samplers with the exact gradient."""
@@ -219,10 +219,8 @@ class Sampler(ABC):
             state = self.refresh_if_due(state)
             length = jnp.minimum(stop, self.next_refresh(state)) - state.step
             if self.block > 1:
-                head = jnp.minimum(length, -state.step % self.cycle)
-                state = self.segment(state, head)
-                state = self.segment(state, (length - head) // self.block, self.block)
-                length = (length - head) % self.block
+                state = self.segment(state, length // self.block, self.block)
+                length = length % self.block
             return self.segment(state, length)
 
         return lax.while_loop(lambda s: (s.step < stop) & (s.status == Status.RUNNING), piece, state)
@@ -242,8 +240,7 @@ class Sampler(ABC):
         Args:
             state: state of one chain.
             num_blocks: number of blocks; may be a traced value.
-            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on. If it is
-                not 1, the segment must start at a multiple of `cycle`.
+            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on.
             batches: mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
         guarded = self._unless_stopped(state)
@@ -256,7 +253,7 @@ class Sampler(ABC):
             return guarded(lambda s: self.step(s, batch), moved)
 
         def many(_: Array, moved: Any) -> Any:
-            return lax.scan(lambda s, _: (guarded(self.run_cycle, s), None), moved, length=block // self.cycle)[0]
+            return lax.scan(lambda s, _: (one(jnp.zeros((), jnp.int32), s), None), moved, length=block)[0]
 
         moved = self.pack(state)._replace(key=FoldedKey.of(state.key))
         moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, moved)
@@ -269,10 +266,6 @@ class Sampler(ABC):
     def unpack(self, state: Any) -> Any:
         """Return the state as it was before `pack`."""
         return state
-
-    def run_cycle(self, state: Any) -> Any:
-        """Return the state after `cycle` steps from a multiple of `cycle`; without conditionals, which delay a GPU."""
-        return self.step(state, self.draw(state))
 
     @staticmethod
     def _unless_stopped(state: Any) -> Callable[[Callable[[Any], Any], Any], Any]:

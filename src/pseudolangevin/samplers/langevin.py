@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from .. import _trees as trees
 from .. import integrator, masses, variance
 from .._checks import check_choice, check_integer, check_interval, check_positive
-from .._random import Stream, key_for, normal_like, stream_key
+from .._random import Stream, draw_indices, key_for, normal_like, stream_key
 from .._trees import Array, Batch, Key, Weights
 from ..gradients import exact_sums, minibatch_gradient
 from .base import RATIO_QUANTILES, Sampler, Status
@@ -60,8 +60,10 @@ class LangevinState(NamedTuple):
     num_resets: Array
     warmup_end: Array
     """Step at which the masses were fixed; -1 before, and 0 for samplers without such a warm-up."""
+    friction_gain: Array
+    """Factor of the friction that compensates for the noise of its batch; see `balanced`."""
     friction_load: Array
-    """Load of the friction at the last refresh, before masses were raised for it; see `balanced.apply_friction`."""
+    """Load of the friction at the last refresh, before masses were raised for it; see `balanced`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -120,6 +122,7 @@ class Langevin(Sampler):
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
             warmup_end=jnp.zeros((), jnp.int32),
+            friction_gain=jnp.ones(()),
             friction_load=jnp.zeros(()),
         )
         return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
@@ -129,7 +132,7 @@ class Langevin(Sampler):
         weights, momentum = integrator.step(
             state.weights,
             state.half_step_momentum,
-            lambda w: trees.pack_like(w, self.gradient(trees.unpack(w), batch)),
+            lambda w: trees.pack_like(w, self.force(state, trees.unpack(w), batch)),
             normal_like(stream_key(state.key, Stream.NOISE), state.weights, state.step),
             state.masses,
             self.subtracted(state),
@@ -137,6 +140,11 @@ class Langevin(Sampler):
             **self.dynamics,
         )
         return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
+
+    def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
+        """Return what drives the step: the gradient at the weights, to which a sampler may add a friction."""
+        del state
+        return self.gradient(weights, batch)
 
     def subtracted(self, state: LangevinState) -> Weights | None:
         """Return the variance that the injected noise is reduced by; None for no reduction."""
@@ -175,22 +183,21 @@ class Langevin(Sampler):
         return integrator.drift(state.weights, state.half_step_momentum, state.masses, 0.5 * self.time_step)
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return the kinetic temperature ⟨p·p'/M⟩, with momenta p and p' at the time of the weights.
+        """Return the kinetic temperature ⟨h·(h + h')/M⟩/((1 + c1²)·N), with h' the mean of the next momentum.
 
-        The half kicks of p and p' are from two independent mini-batches, so that their noise averages to zero and no
-        pass over all examples is needed. With the exact gradient p and p' are the same.
+        On a quadratic potential it is T for any stable time step and any friction. h' is measured with a mini-batch of
+        its own, whose noise averages to zero, so no pass over all examples is needed.
         """
         del exact_gradient  # it belongs to another time
-        momenta = []
-        for key in jax.random.split(
-            key_for(state.key, Stream.MEASURE, state.step), 1 if self.batch_size is None else 2
-        ):
-            batch = None if self.batch_size is None else self.dataset.draw(key, self.batch_size)
-            gradient = self.gradient(state.weights, batch)
-            momenta.append(integrator.full_step(state.half_step_momentum, gradient, self.time_step))
-        products = jax.tree.map(lambda p, q, m: jnp.sum(p * q / m), momenta[0], momenta[-1], state.masses)
-        num = float(trees.num_weights(state.weights))
-        return {"kinetic_temperature": sum(jax.tree.leaves(products), start=jnp.zeros(())) / num}
+        retained, h = self.momentum_retention**2, state.half_step_momentum
+        indices = draw_indices(
+            stream_key(state.key, Stream.MEASURE), self.dataset.num_examples, self.examples_per_step, state.step
+        )
+        batch = None if self.batch_size is None else self.dataset.take(indices)
+        force = self.force(state, integrator.drift(state.weights, h, state.masses, self.time_step), batch)
+        length = (1 + retained) * self.time_step / 2
+        products = jax.tree.map(lambda h, f, m: h * ((1 + retained) * h - length * f) / m, h, force, state.masses)
+        return {"kinetic_temperature": trees.mean(products) / (1 + retained)}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
