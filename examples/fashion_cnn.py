@@ -20,9 +20,9 @@ and keep as many samples. Most of the budget goes into these trainings, so compa
 `trained_starts`, the trainings that they start from without any sampling.
 
 Settings were chosen on validation images of one seed that is not in the table: for balanced Langevin the temperature
-(0.1, 0.3 or 1 in units of 1/P), ratio, prior and number of chains, 11 trials; for SGHMC step size and prior, 11 trials. Dropout and
-Adam were not tuned. A seed draws training images, initial weights and mini-batches. Without the files, images of random
-bars are used instead.
+(0.1, 0.3 or 1 in units of 1/P), ratio, prior and number of chains, 11 trials; for SGHMC step size and prior, 11 trials.
+Dropout and Adam were not tuned. A seed draws training images, initial weights and mini-batches. Without the files,
+images of random bars are used instead.
 Images are not augmented: with random crops or flips there is no fixed U. A fixed, enlarged set of images has one.
 """
 
