@@ -60,6 +60,19 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
     return model
 
 
+def state_dicts(model: Model, members: Weights) -> list[dict[str, Any]]:
+    """Return one `state_dict` for each member of an ensemble, such as `result.ensemble()`.
+
+    The module has the weights that `from_torch` found afterwards.
+    """
+    found = []
+    for index in range(len(jax.tree.leaves(members)[0])):
+        module = model.write_back(jax.tree.map(lambda w, i=index: w[i], members))
+        found.append({name: tensor.clone() for name, tensor in module.state_dict().items()})
+    model.restore(model.weights)
+    return found
+
+
 def _register(torch: Any, torch2jax: Any) -> None:
     """Add functions that torch2jax does not have, or has for a special case only: embeddings, means, GELU."""
     functional = torch.nn.functional
