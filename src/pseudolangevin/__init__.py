@@ -29,6 +29,7 @@ from .samplers.hybrid import MinibatchHybridMonteCarlo as minibatch_hybrid_monte
 from .samplers.langevin import FullBatchLangevin as full_batch_langevin
 from .samplers.langevin import NaivePseudoLangevin as naive_pseudo_langevin
 from .samplers.langevin import PseudoLangevin as pseudo_langevin
+from .samplers.tempered import annealed, replica_exchange
 
 _LAZY = {  # imported when first used: they need files, plots or statistics
     "Certificate": "diagnostics.certificate",
@@ -36,9 +37,13 @@ _LAZY = {  # imported when first used: they need files, plots or statistics
     "Fit": "apps.fit",
     "TemperatureRange": "apps.temperature",
     "Tuned": "apps.tune",
+    "anneal": "apps.thermodynamics",
     "certificate": "diagnostics.certificate",
+    "evidence": "apps.thermodynamics",
     "find_temperature": "apps.temperature",
     "fit": "apps.fit",
+    "free_energy": "apps.thermodynamics",
+    "learning_coefficient": "apps.thermodynamics",
     "load": "runs.session",
     "tune": "apps.tune",
 }
@@ -73,6 +78,7 @@ __all__ = [
     "StreamedDataset",
     "Subset",
     "adam",
+    "annealed",
     "balanced_langevin",
     "best_weights",
     "classification",
@@ -88,6 +94,7 @@ __all__ = [
     "posterior_temperature",
     "pseudo_langevin",
     "regression",
+    "replica_exchange",
     "sample",
     "subset",
     "tasks",

@@ -35,6 +35,7 @@ from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .results import Result
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,7 +68,7 @@ def sample(
     sampler: Sampler,
     weights: Weights,
     *,
-    temperatures: Sequence[float] | float | None = None,
+    temperatures: Sequence[float] | float | Callable[[Any], Any] | None = None,
     num_chains: int = 1,
     num_steps: int,
     num_warmup: int = 0,
@@ -89,7 +90,9 @@ def sample(
         sampler: a sampler, such as `pseudo_langevin(potential, dataset)`.
         weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
             or (chain,), each chain has its own start (an axis of length one is repeated). Python floats are accepted.
-        temperatures: temperature T of each group of chains, all different, or one number; none for `adam`.
+        temperatures: temperature T of each group of chains, all different, or one number; none for `adam`. Or a
+            function of the step, for one group of annealed chains: T is updated after every record (see
+            `samplers.tempered.annealed`).
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         num_warmup: steps before these, without records.
@@ -109,6 +112,9 @@ def sample(
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a progress bar; default: if the output is a terminal.
     """
+    if callable(temperatures):
+        sampler = annealed(sampler, temperatures, every=record_every or max(1, num_steps // 100))
+        temperatures = [float(sampler.schedule.at(0))]  # type: ignore[attr-defined]
     run = Run(
         sampler,
         temperatures=temperatures,
@@ -182,6 +188,8 @@ class Run:
             raise ValueError(f"test = {test!r} is not a Dataset; pass pl.Dataset(inputs, targets)")
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
+        if sampler.exchange_every is not None and len(self.temperatures) < 2:
+            raise ValueError(f"temperatures = {list(self.temperatures)}: replica exchange needs at least two")
         check_integer("num_chains", num_chains, minimum=1)
         self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
         if chunk_size is not None:
@@ -337,6 +345,7 @@ class Run:
             return  # nothing is left to continue; a new run goes on to its first record, which reports why
         reporter = _Reporter(self)
         sampler, observed, test = self._placed
+        intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, recording = time.monotonic(), first, 0.0
         due = self._next_refresh(states)
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
@@ -344,9 +353,11 @@ class Run:
                 if step >= due:
                     states = _refresh(sampler, states)
                     due = self._next_refresh(states)
-                stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
+                stops = [stop, due, *(step - step % n + n for n in intervals)]
                 states = self._advance(states, min(stops) - step, every)
                 step = min(stops)
+                if sampler.exchange_every is not None and step % sampler.exchange_every == 0:
+                    states = _exchange(sampler, states, len(self.temperatures))
                 if step % every == 0:
                     jax.block_until_ready(states.step)
                     before = time.monotonic()
@@ -483,6 +494,11 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 def _refresh(sampler: Sampler, states: Any) -> Any:
     refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
     return keep_in_place(refreshed, sampler.dataset.mesh)
+
+
+@partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
+def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
+    return keep_in_place(sampler.exchange(states, num_temperatures), sampler.dataset.mesh)
 
 
 @jax.jit

@@ -69,6 +69,10 @@ OBSERVABLES = {
     "friction_load": Observable("friction load", "load of the friction at the last refresh; at most 1 is harmless"),
     "acceptance": Observable("acceptance", "share of moves accepted since the warm-up (during it: since the start)"),
     "energy_error": Observable("energy error", "energy error of the last trajectory", "T"),
+    "current_temperature": Observable("temperature", "current temperature of an annealed chain", "loss"),
+    "swap_acceptance": Observable("swap acceptance", "share of accepted swaps with the next hotter temperature"),
+    "replica_temperature": Observable("replica", "temperature at which the current replica started", "loss"),
+    "round_trips": Observable("round trips", "trips of the current replica to the hottest temperature and back"),
     "time_step": Observable("time step", "time step of the next move"),
     "validation_loss": Observable("validation loss", "mean loss on the validation set at the last validation"),
     "validation_error": Observable(

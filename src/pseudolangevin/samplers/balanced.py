@@ -236,6 +236,11 @@ class BalancedLangevin(NoiseMassLangevin):
         )
         return self.limit_load(state, jnp.where(warming_up, 1.0, 1.5))
 
+    def at_temperature(self, state: LangevinState, temperature: Array) -> LangevinState:
+        """Return the state at another temperature; the next refresh sets the masses, as in the warm-up."""
+        end = state.warmup_end if self.num_warmup == 0 else jnp.full_like(state.warmup_end, -1)
+        return super().at_temperature(state, temperature)._replace(warmup_end=end)
+
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
         """Return also the step at which the masses were fixed, and the load of the friction at the last refresh."""
         own = {"warmup_end": state.warmup_end, "friction_load": state.friction_load}

@@ -103,6 +103,8 @@ class Sampler(ABC):
     uses_temperature: ClassVar[bool] = True
     batch_size: ClassVar[int | None] = None
     """Number of examples that every step draws; a field of the samplers that use mini-batches."""
+    exchange_every: ClassVar[int | None] = None
+    """Steps between exchanges with other temperatures; a field of `samplers.tempered.ReplicaExchange`."""
     steps_per_block: ClassVar[int] = 1
     """Number of steps that a GPU runs without asking the host whether to go on."""
 
@@ -137,7 +139,7 @@ class Sampler(ABC):
         if (potential := self.potential.at(scale)) is self.potential:
             return self
         bound = object.__new__(type(self))
-        bound.__dict__.update(self.__dict__ | {"potential": potential})
+        bound.__dict__.update(self.__dict__ | {"potential": potential, "unbound": self})
         return bound
 
     def __repr__(self) -> str:
@@ -196,6 +198,14 @@ class Sampler(ABC):
     def position(self, state: Any) -> Weights:
         """Return the weights that records are made at."""
         return state.weights
+
+    def continue_from(self, state: Any, other: Any) -> Any:
+        """Return `state` at the position of `other`, with its momenta rescaled to this temperature and these masses."""
+        return state._replace(weights=other.weights)
+
+    def at_temperature(self, state: Any, temperature: Array) -> Any:
+        """Return the state at another temperature: the same position, momenta rescaled. The sampler is at that one."""
+        return self.continue_from(state._replace(temperature=temperature), state)
 
     def batch_indices(self, key: Key, step: Array) -> Array:
         """Return the examples of one step of the chain with this key, which do not depend on its weights."""

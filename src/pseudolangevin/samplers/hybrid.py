@@ -176,6 +176,11 @@ class HybridMonteCarlo(Sampler):
         )
         return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
 
+    def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
+        """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""
+        energy = exact_energy(self.potential, other.weights, self.dataset, self.chunk_size)
+        return state._replace(weights=other.weights, energy=energy)
+
     def propose(self, key: Key, state: HybridState, batch: Batch | None) -> Proposal:
         """Draw momenta and follow the trajectory from them."""
         momentum_key, _ = jax.random.split(key)

@@ -182,6 +182,20 @@ class Langevin(Sampler):
         """
         return integrator.drift(state.weights, state.half_step_momentum, state.masses, 0.5 * self.time_step)
 
+    def continue_from(self, state: LangevinState, other: LangevinState) -> LangevinState:
+        """Return `state` at the position of `other`, with momenta h·√(M·T) in its own masses and temperature.
+
+        Position and h are independent at mid-drift on a quadratic potential, so both stay at equilibrium.
+        """
+        momentum = jax.tree.map(
+            lambda h, old, new: h * jnp.sqrt(new * state.temperature / (old * other.temperature)),
+            other.half_step_momentum,
+            other.masses,
+            state.masses,
+        )
+        weights = integrator.drift(self.position(other), momentum, state.masses, -0.5 * self.time_step)
+        return state._replace(weights=weights, half_step_momentum=momentum)
+
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
         """Return the kinetic temperature ⟨h·(h + h')/M⟩/((1 + c1²)·N), with h' the mean of the next momentum.
 
@@ -501,10 +515,18 @@ class NoiseMassLangevin(MinibatchLangevin):
     def nominal_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
         """Return the masses that give every component the temperature ratio, or larger ones for stability."""
         nominal = masses.from_noise(self._guarded(measured), temperature, self.temperature_ratio, **self.dynamics)
+        return masses.at_least(nominal, self._stable_minimum(weights))
+
+    def _stable_minimum(self, weights: Weights) -> Any:
         stiffness = self.potential.stiffness(weights)
-        return masses.at_least(
-            nominal, masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
-        )
+        return masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
+
+    def at_temperature(self, state: LangevinState, temperature: Array) -> LangevinState:
+        """Return the state at another temperature, with the same temperature ratios: M·T is constant."""
+        mass = jax.tree.map(lambda m: m * (state.temperature / temperature), state.masses)
+        mass = masses.at_least(mass, self._stable_minimum(state.weights))
+        changed = state._replace(temperature=temperature, masses=mass, refresh_multiple=jnp.zeros((), jnp.int32))
+        return self.continue_from(changed, state)
 
     def _guarded(self, measured: Weights) -> Weights:
         """Return the variance that masses are set from: floored, and that of the noisiest weight of each group."""
