@@ -164,7 +164,11 @@ class Comparison:
             decay_epochs=0.7 * self.size.epochs,
         )
         starts = jax.tree.map(lambda w: w[None, :num], self.starts)
-        options = {"num_chains": num, "num_steps": self.training_steps, "record_every": self.training_steps}
+        options: dict[str, Any] = {
+            "num_chains": num,
+            "num_steps": self.training_steps,
+            "record_every": self.training_steps,
+        }
         return pl.sample(adam, starts, **options, key=self.seed).weights
 
     def adam(self) -> Any:

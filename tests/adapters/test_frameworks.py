@@ -1,5 +1,7 @@
 """Adapters compared with their frameworks: the same outputs, the same gradients, and weights written back."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -262,7 +264,7 @@ def test_common_modules_of_pytorch_are_sampled_and_written_back(kind):
     model = from_torch(module, np.asarray(data.inputs))
     potential = pl.classification(model.apply, prior=pl.gaussian(1.0))
     sampler = pl.full_batch_langevin(potential, data, time_step=0.1)
-    options = {"num_chains": 2, "num_steps": 4, "record_every": 2, "keep_weights_every": 1}
+    options: Any = {"num_chains": 2, "num_steps": 4, "record_every": 2, "keep_weights_every": 1}
     result = pl.sample(sampler, model.weights, temperatures=0.1, **options, key=0)
     predictions = result.predict(data.inputs).probabilities
     states = state_dicts(model, result.ensemble())

@@ -107,7 +107,7 @@ def test_a_classifier_is_fitted_at_the_temperature_found(small_task):
         test=small_task.test,
         progress=False,
     )
-    assert isinstance(fitted, pl.Result)
+    assert issubclass(pl.Fit, pl.Result)
     assert fitted.search is not None
     assert fitted.temperature == fitted.search.temperature
     assert fitted.trace.step[-1] == 600

@@ -117,7 +117,7 @@ def fit(
         num_weights = trees.num_weights(weights)
         rate = 1e-3 * min(1.0, 5e4 / num_weights)  # as `find_temperature`
         adam = Adam(potential, dataset, batch_size=size, learning_rate=rate)
-        run = {"num_chains": num_chains, "num_steps": training_steps, "record_every": training_steps}
+        run: dict[str, Any] = {"num_chains": num_chains, "num_steps": training_steps, "record_every": training_steps}
         trained = sample(
             adam,
             weights,
