@@ -22,7 +22,7 @@ def own(weights):
     return -jnp.sum(weights["a"] ** 4) - jnp.sum(weights["b"]["c"] ** 2)
 
 
-PRIORS = {
+PRIORS: dict[str, Any] = {
     "gaussian": (pl.gaussian(2.0), lambda w: -(w["a"] ** 2).sum() / 8 - (w["b"]["c"] ** 2).sum() / 8),
     "center": (
         pl.gaussian(2.0, center=jax.tree.map(jnp.ones_like, WEIGHTS)),
@@ -82,7 +82,7 @@ def test_the_prior_stays_and_the_likelihood_is_tempered():
 def test_a_prior_works_with_masses_from_the_noise_and_a_subset():
     potential = pl.Potential(loss, prior={"b.*": pl.gaussian(1.0), "*": pl.laplace(1.0)})
     part = pl.subset(potential, WEIGHTS, "b.*")
-    assert list(part.potential.prior) == ["b.c"]
+    assert list(part.potential.prior) == ["b.c"]  # type: ignore[arg-type]
     sampler = pl.balanced_langevin(potential, DATA, batch_size=10, refresh_every=20)
     result = pl.sample(sampler, WEIGHTS, temperatures=[0.1], num_steps=40, record_every=20, key=0)
     last = result.trace.isel(temperature=0, chain=0, draw=-1)
@@ -114,7 +114,7 @@ def test_the_temperature_of_the_posterior():
     ("make", "message"),
     [
         (lambda: pl.gaussian(0.0), "scale = 0.0 is not positive"),
-        (lambda: pl.laplace("x"), "scale = 'x'"),
+        (lambda: pl.laplace("x"), "scale = 'x'"),  # type: ignore[arg-type]
         (lambda: pl.posterior_temperature(DATA, noise_scale=-1), "noise_scale = -1"),
         (lambda: pl.Potential(loss, prior=3.0), "prior = 3.0 is not a prior; pass pl.gaussian"),  # type: ignore[arg-type, dict-item, unused-ignore]
         (lambda: pl.Potential(loss, prior={"*": 3.0}), "is not a prior"),  # type: ignore[arg-type, dict-item, unused-ignore]

@@ -84,7 +84,7 @@ def test_one_temperature_floats_and_starts_per_chain():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pl.sample("pl", START, num_steps=1, key=0), "sampler = 'pl' is not a sampler"),
+        (lambda: pl.sample("pl", START, num_steps=1, key=0), "sampler = 'pl' is not a sampler"),  # type: ignore[arg-type]
         (lambda: run(START, temperatures=1.0, test=(1, 2)), "is not a Dataset; pass pl.Dataset"),
         (lambda: run(START, temperatures=1.0, num_warmup=-1), "num_warmup = -1 must be an integer"),
         (lambda: run({"slope": jnp.zeros(3), "offset": 0.0}, temperatures=1.0), "fails on these weights.*check the"),
