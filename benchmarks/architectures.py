@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 import pseudolangevin as pl
-from examples import character_transformer, fashion_convnet
+from examples import character_transformer, fashion_cnn
 from pseudolangevin.adapters import Model
 from pseudolangevin.adapters.equinox import from_equinox
 from pseudolangevin.adapters.flax import from_flax
@@ -48,8 +48,8 @@ class Settings:
 
 def convolutional(settings: Settings, folder: Path) -> tuple[Model, pl.Potential, pl.Dataset]:
     """Return a network of two convolutions, for images of 7 × 7 pixels."""
-    size = replace(fashion_convnet.SMALL, num_train=400, num_test=10)
-    network, train, _ = fashion_convnet.model_and_data(size, folder)
+    size = replace(fashion_cnn.SMALL, num_train=400, num_test=10, pooling=4, channels=(4, 8))
+    network, train, _ = fashion_cnn.model_and_data(size, folder)
     model = from_flax(network)
     return model, pl.classification(model.apply, weight_decay=settings.stiffness * num_weights(model)), train
 
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Compare, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path, default=fashion_convnet.DEFAULT_FOLDER)
+    parser.add_argument("--data", type=Path, default=fashion_cnn.DEFAULT_FOLDER)
     parser.add_argument("--chains", type=int, default=1, help="one is best on a CPU; 32 on a GPU")
     parser.add_argument("--length", type=float, default=1.0, help="steps and moves as a share of the standard ones")
     options = parser.parse_args(arguments)

@@ -50,9 +50,10 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         temperature=options.temperature or "auto",
         num_steps=options.steps,
     )
-    predictions, one = fitted.predict(test.inputs), fitted.predict_one(test.inputs)
+    predictions = fitted.predict(test.inputs)
+    one = predictions.members()[-1]
     targets = np.asarray(test.targets)
-    for name, chosen in [("one sample", one), (f"ensemble of {fitted.num_members}", predictions)]:
+    for name, chosen in [("one sample", one), (f"ensemble of {len(predictions.members())}", predictions)]:
         likelihood, calibration = chosen.negative_log_likelihood(targets), chosen.calibration_error(targets)
         print(f"{name}: error {chosen.error(targets):.4f}, negative log likelihood {likelihood:.4f}, ", end="")
         print(f"calibration error {calibration:.4f}")

@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         potential, train, start, temperature=options.temperature or "auto", num_steps=options.steps, test=test
     )
     print(fitted.search or f"T = {fitted.temperature:g}, as given")
-    predictions = {"one sample": fitted.predict_one(test.inputs), "ensemble": fitted.predict(test.inputs)}
+    ensemble = fitted.predict(test.inputs)
+    predictions = {"one sample": ensemble.members()[-1], "ensemble": ensemble}
 
     steps = options.adam_epochs * options.examples // 128
     adam = pl.sample(pl.adam(potential, train, learning_rate=1e-3), start, num_steps=steps, key=0, test=test)

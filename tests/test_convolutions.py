@@ -55,7 +55,11 @@ def test_a_function_without_convolutions_is_called_as_it_is():
 
 def test_chunks_are_bounded_by_the_bytes_of_the_intermediate_arrays():
     dataset = pl.Dataset(np.ones((10_000, 4), np.float32), np.zeros(10_000, np.int32))
-    small, wide = (pl.classification(lambda w, x, k=k: jnp.tanh(x @ w["a"][:, :k]) @ w["b"][:k]) for k in (4, 8_192))
+
+    def network(width: int):
+        return pl.classification(lambda w, x: jnp.tanh(x @ w["a"][:, :width]) @ w["b"][:width])
+
+    small, wide = network(4), network(8_192)
     weights = {"a": jnp.ones((4, 8_192)), "b": jnp.ones((8_192, 3))}
     sizes = [default_chunk_size(None, weights, p.per_example_loss, dataset) for p in (small, wide)]
     assert sizes[0] == 4_096

@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 import pseudolangevin as pl
 from examples import (
@@ -20,7 +19,7 @@ from examples import (
     bias_law,
     character_transformer,
     ensemble_uncertainty,
-    fashion_convnet,
+    fashion_cnn,
     find_temperature,
     geometry_of_solutions,
     own_loop,
@@ -40,18 +39,29 @@ def _short(monkeypatch):
     monkeypatch.setattr(pl, "certificate", partial(pl.certificate, noise_draws=0))
 
 
-@pytest.mark.usefixtures("_short")
-def test_a_convolutional_network_in_flax(monkeypatch, tmp_path, capsys):
-    tiny = replace(fashion_convnet.SMALL, num_train=100, num_test=50, channels=(2, 2), batch_size=20)
-    monkeypatch.setattr(fashion_convnet, "SMALL", tiny)
-    result, network = fashion_convnet.main(["--steps", "10", "--data", str(tmp_path)])
+def test_a_convolutional_network_and_other_ensembles(monkeypatch, tmp_path, capsys):
+    tiny = replace(fashion_cnn.SMALL, num_train=100, num_test=50, pooling=4, channels=(2, 2), batch_size=20, members=4)
+    monkeypatch.setattr(fashion_cnn, "SMALL", tiny)
+    out = tmp_path / "table.json"
+    report = fashion_cnn.main(["--seeds", "2", "--epochs", "2", "--data", str(tmp_path), "--out", str(out)])
     printed = capsys.readouterr().out
     assert "bars instead of FashionMNIST" in printed
     assert "certificate" in printed
-    _, train, test = fashion_convnet.model_and_data(tiny, tmp_path)
-    errors = np.argmax(nnx.jit(network)(test.inputs), axis=-1) != np.asarray(test.targets)
-    assert errors.mean() == pytest.approx(float(result.trace.test_error[0, 0, -1]), abs=1e-6)
-    assert train.inputs.shape == (100, 7, 7, 1)
+    assert json.loads(out.read_text(encoding="utf-8"))["table"][0]["method"] == "adam"
+    assert [line["method"] for line in report["table"]] == list(fashion_cnn.METHODS)
+    for line in report["table"]:
+        values = [row[line["method"]]["error"] for row in report["seeds"]]
+        assert line["error"]["mean"] == pytest.approx(np.mean(values))
+        assert all(0 <= value <= 1 for value in values)
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "benchmarks" / "results").glob("fashion-cnn-*.json")), ids=lambda file: file.stem
+)
+def test_the_committed_table_is_that_of_its_seeds(file):
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["table"] == fashion_cnn.summary(report["seeds"])
+    assert len(report["seeds"]) >= 3
 
 
 @pytest.mark.usefixtures("_short")

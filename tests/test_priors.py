@@ -1,5 +1,7 @@
 """Priors are part of U as documented, exact samplers sample them, and bad ones are rejected in one line."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ def own(weights):
     return -jnp.sum(weights["a"] ** 4) - jnp.sum(weights["b"]["c"] ** 2)
 
 
-PRIORS = {
+PRIORS: dict[str, Any] = {
     "gaussian": (pl.gaussian(2.0), lambda w: -(w["a"] ** 2).sum() / 8 - (w["b"]["c"] ** 2).sum() / 8),
     "center": (
         pl.gaussian(2.0, center=jax.tree.map(jnp.ones_like, WEIGHTS)),
@@ -66,7 +68,7 @@ def test_the_prior_stays_and_the_likelihood_is_tempered():
     for name, prior_temperature in (("likelihood", None), ("posterior", 0.2)):
         chosen = pl.Potential(potential.per_example_loss, prior=pl.gaussian(0.5), prior_temperature=prior_temperature)
         sampler = pl.hybrid_monte_carlo(chosen, DATA, num_leapfrog_steps=7, time_step=0.15)
-        options = {"temperatures": temperatures, "num_chains": 40, "num_steps": 100, "record_every": 5, "key": 0}
+        options: Any = {"temperatures": temperatures, "num_chains": 40, "num_steps": 100, "record_every": 5, "key": 0}
         result = pl.sample(sampler, jnp.zeros(()), **options, keep_weights_every=1)
         precision[name] = 1 / np.asarray(result.samples)[:, :, 4:].var(axis=(1, 2))
     expected = {
@@ -80,7 +82,7 @@ def test_the_prior_stays_and_the_likelihood_is_tempered():
 def test_a_prior_works_with_masses_from_the_noise_and_a_subset():
     potential = pl.Potential(loss, prior={"b.*": pl.gaussian(1.0), "*": pl.laplace(1.0)})
     part = pl.subset(potential, WEIGHTS, "b.*")
-    assert list(part.potential.prior) == ["b.c"]
+    assert list(part.potential.prior) == ["b.c"]  # type: ignore[arg-type]
     sampler = pl.balanced_langevin(potential, DATA, batch_size=10, refresh_every=20)
     result = pl.sample(sampler, WEIGHTS, temperatures=[0.1], num_steps=40, record_every=20, key=0)
     last = result.trace.isel(temperature=0, chain=0, draw=-1)
@@ -96,7 +98,7 @@ def test_a_prior_works_with_masses_from_the_noise_and_a_subset():
 def test_a_density_without_data_is_sampled_exactly():
     normal = pl.log_density(lambda w: -0.5 * jnp.sum(w**2 / jnp.asarray([1.0, 4.0])))
     sampler = pl.hybrid_monte_carlo(normal, num_leapfrog_steps=5, time_step=0.5)
-    options = {"temperatures": 1.0, "num_chains": 50, "num_steps": 200, "record_every": 10, "key": 0}
+    options: Any = {"temperatures": 1.0, "num_chains": 50, "num_steps": 200, "record_every": 10, "key": 0}
     result = pl.sample(sampler, jnp.zeros(2), **options, keep_weights_every=1)
     variance = np.asarray(result.samples)[0, :, 2:].reshape(-1, 2).var(axis=0)
     np.testing.assert_allclose(variance, [1.0, 4.0], rtol=0.2)  # 900 draws: 5 %
@@ -112,10 +114,10 @@ def test_the_temperature_of_the_posterior():
     ("make", "message"),
     [
         (lambda: pl.gaussian(0.0), "scale = 0.0 is not positive"),
-        (lambda: pl.laplace("x"), "scale = 'x'"),
+        (lambda: pl.laplace("x"), "scale = 'x'"),  # type: ignore[arg-type]
         (lambda: pl.posterior_temperature(DATA, noise_scale=-1), "noise_scale = -1"),
-        (lambda: pl.Potential(loss, prior=3.0), "prior = 3.0 is not a prior; pass pl.gaussian"),
-        (lambda: pl.Potential(loss, prior={"*": 3.0}), "is not a prior"),
+        (lambda: pl.Potential(loss, prior=3.0), "prior = 3.0 is not a prior; pass pl.gaussian"),  # type: ignore[arg-type, dict-item, unused-ignore]
+        (lambda: pl.Potential(loss, prior={"*": 3.0}), "is not a prior"),  # type: ignore[arg-type, dict-item, unused-ignore]
         (lambda: pl.Potential(loss, prior=pl.gaussian(1.0), weight_decay=1.0), "are two priors"),
         (lambda: pl.Potential(loss, prior_temperature=1.0), "has no prior"),
         (lambda: pl.Potential(loss, prior=pl.gaussian(1.0), prior_temperature=0), "prior_temperature = 0"),
@@ -124,11 +126,11 @@ def test_the_temperature_of_the_posterior():
         (lambda: pl.Potential(loss, prior=pl.gaussian(1.0, WEIGHTS["b"])).check(WEIGHTS, DATA), "center has nothing"),
         (lambda: pl.Potential(loss, prior=lambda w: w["a"]).check(WEIGHTS, DATA), "must return one number"),
         (lambda: pl.Potential(loss, prior=lambda w: w["z"]).check(WEIGHTS, DATA), "prior fails on these weights"),
-        (lambda: pl.log_density(1.0), "function = 1.0 is not callable"),
+        (lambda: pl.log_density(1.0), "function = 1.0 is not callable"),  # type: ignore[arg-type]
         (lambda: pl.balanced_langevin(pl.log_density(own)), "has no mini-batches"),
         (lambda: pl.hybrid_monte_carlo(pl.log_density(own), DATA, num_leapfrog_steps=1, time_step=1), "has no data"),
         (lambda: pl.hybrid_monte_carlo(pl.Potential(loss), num_leapfrog_steps=1, time_step=1), "is not a Dataset"),
-        (lambda: pl.adam(loss, DATA), "is not a Potential"),
+        (lambda: pl.adam(loss, DATA), "is not a Potential"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_priors_and_densities_are_rejected_in_one_line(make, message):

@@ -33,6 +33,7 @@ from .samplers.tempered import annealed, replica_exchange
 
 _LAZY = {  # imported when first used: they need files, plots or statistics
     "Certificate": "diagnostics.certificate",
+    "EquilibriumWarning": "apps.fit",
     "Fit": "apps.fit",
     "TemperatureRange": "apps.temperature",
     "Tuned": "apps.tune",

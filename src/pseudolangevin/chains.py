@@ -68,9 +68,10 @@ def sample(
     sampler: Sampler,
     weights: Weights,
     *,
-    temperatures: Sequence[float] | Callable[[Any], Any] | None = None,
+    temperatures: Sequence[float] | float | Callable[[Any], Any] | None = None,
     num_chains: int = 1,
     num_steps: int,
+    num_warmup: int = 0,
     record_every: int | None = None,
     key: Key | int,
     test: Dataset | None = None,
@@ -88,11 +89,13 @@ def sample(
     Args:
         sampler: a sampler, such as `pseudo_langevin(potential, dataset)`.
         weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
-            each chain has its own start (an axis of length one is repeated).
-        temperatures: temperature T of each group of chains, all different; none for `adam`. Or a function of the step,
-            for one group of annealed chains: T is updated after every record (see `samplers.tempered.annealed`).
+            or (chain,), each chain has its own start (an axis of length one is repeated). Python floats are accepted.
+        temperatures: temperature T of each group of chains, all different, or one number; none for `adam`. Or a
+            function of the step, for one group of annealed chains: T is updated after every record (see
+            `samplers.tempered.annealed`).
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
+        num_warmup: steps before these, without records.
         record_every: steps between records; default: 100 records, or every step of a shorter run. Training by `adam`
             has fewer, down to 10, if they would visit more than 5 % of the examples that the steps visit.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
@@ -125,20 +128,27 @@ def sample(
     every = check_lengths(num_steps, record_every, run)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
+    check_integer("num_warmup", num_warmup, minimum=0, maximum=MAX_STEPS - num_steps)
     states = run.start(weights, key)
+    for record in run.records(states, stop=num_warmup, every=MAX_STEPS, progress=progress) if num_warmup else ():
+        states = record.states
     records: list[dict[str, np.ndarray]] = []
+    steps: list[int] = []
     kept: list[Weights] = []
-    for record in run.records(states, stop=num_steps, every=every, max_seconds=max_seconds, progress=progress):
+    span: dict[str, int] = {"first": num_warmup, "stop": num_warmup + num_steps, "every": every}
+    for record in run.records(states, **span, max_seconds=max_seconds, progress=progress):
         states = record.states
         if record.observables is None:
             continue
         records.append(record.observables)
+        steps.append(record.step)
         if on_record is not None:
             on_record(record)
         if keep_weights_every is not None and len(records) % keep_weights_every == 0:
             kept.append(run.positions(states))
     samples = jax.tree.map(lambda *draws: np.stack(draws, axis=1), *kept) if kept else None
     result = run.result(states, records, every=every, samples=samples)
+    result.trace.coords["step"] = ("draw", np.asarray(steps, np.int64))
     if kept:
         result.trace.attrs["keep_weights_every"] = keep_weights_every
     return result
@@ -163,7 +173,7 @@ class Run:
         self,
         sampler: Sampler,
         *,
-        temperatures: Sequence[float] | None = None,
+        temperatures: Sequence[float] | float | None = None,
         num_chains: int = 1,
         test: Dataset | None = None,
         observe_examples: int | None = None,
@@ -172,6 +182,10 @@ class Run:
         placement: Placement | Mesh | None = None,
     ) -> None:
         """Validate the arguments before anything is compiled."""
+        if not isinstance(sampler, Sampler):
+            raise ValueError(f"sampler = {sampler!r} is not a sampler; pass pl.balanced_langevin(potential, dataset)")
+        if test is not None and not isinstance(test, Dataset):
+            raise ValueError(f"test = {test!r} is not a Dataset; pass pl.Dataset(inputs, targets)")
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
         if sampler.exchange_every is not None and len(self.temperatures) < 2:
@@ -244,7 +258,10 @@ class Run:
         starts = self._starts(weights)
         one = jax.tree.map(lambda w: w[0], starts)
         if self.test is not None:
-            self.sampler.potential.check(one, self.test)
+            try:
+                self.sampler.potential.check(one, self.test)
+            except ValueError as error:
+                raise ValueError(f"test: {error}") from error
         self.sampler.check(one)
         if self.mesh is not None:
             split = Placement(**self.mesh.shape)
@@ -255,33 +272,35 @@ class Run:
 
     def _starts(self, weights: Weights) -> Weights:
         """Return starting weights with one leading axis over all chains."""
+        weights = jax.tree.map(lambda w: jnp.asarray(w) if isinstance(w, float) else w, weights)
         trees.check_weights(weights)
-        potential, dataset = self.sampler.potential, self.sampler.dataset
-        if self._has_leading_axes(weights):
-            potential.check(jax.tree.map(lambda w: w[0, 0], weights), dataset)
-            return jax.tree.map(
-                lambda w: jnp.broadcast_to(w, self.shape + w.shape[2:]).reshape(self.size, *w.shape[2:]), weights
-            )
-        potential.check(weights, dataset)
-        return jax.tree.map(lambda w: jnp.broadcast_to(w, (self.size, *w.shape)), weights)
+        num_axes = self._num_leading_axes(weights)
+        one = jax.tree.map(lambda w: w[(0,) * num_axes], weights)
+        self.sampler.potential.check(one, self.sampler.dataset)
+        return jax.tree.map(
+            lambda w: jnp.broadcast_to(w, self.shape + w.shape[num_axes:]).reshape(self.size, *w.shape[num_axes:]),
+            weights,
+        )
 
-    def _has_leading_axes(self, weights: Weights) -> bool:
-        """Return whether these are weights per chain: the loss takes them only without their first two axes."""
+    def _num_leading_axes(self, weights: Weights) -> int:
+        """Return how many of the axes (temperature, chain) the weights have: the loss takes them only without these."""
 
-        def fits(tree: Weights) -> bool:
+        def fits(num_axes: int) -> bool:
             try:
-                self.sampler.potential.check(tree, self.sampler.dataset)
+                one = jax.tree.map(lambda w: w[(0,) * num_axes], weights)
+                self.sampler.potential.check(one, self.sampler.dataset)
             except ValueError:
                 return False
             return True
 
         leaves = jax.tree.leaves(weights)
-        allowed = [(t, c) for t in {1, self.shape[0]} for c in {1, self.shape[1]}]
-        if any(leaf.ndim < 2 for leaf in leaves) or leaves[0].shape[:2] not in allowed:
-            return False
-        if any(leaf.shape[:2] != leaves[0].shape[:2] for leaf in leaves):
-            return False
-        return not fits(weights) and fits(jax.tree.map(lambda w: w[0, 0], weights))
+        for num_axes in (2, 1):
+            shape = leaves[0].shape[:num_axes]
+            allowed = all(n in (1, m) for n, m in zip(shape, self.shape[2 - num_axes :], strict=False))
+            same = all(leaf.ndim >= num_axes and leaf.shape[:num_axes] == shape for leaf in leaves)
+            if allowed and same and not fits(0) and fits(num_axes):
+                return num_axes
+        return 0
 
     def _keys(self, key: Key | int) -> Key:
         """Return each chain's key, derived from the chain index and temperature only."""
@@ -508,7 +527,7 @@ def _set_status(states: Any, status: Array, mesh: Mesh | None) -> Any:
     return keep_in_place(states._replace(status=status), mesh)
 
 
-def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | None) -> list[float]:
+def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float | None) -> list[float]:
     """Return the temperatures of a run as floats, validated; a nominal zero for a sampler without temperature."""
     if not sampler.uses_temperature:
         if temperatures is not None:

@@ -70,9 +70,8 @@ def minibatch_gradient(
         gradient = potential.gradient(weights, batch, coefficients, precision, split)
     else:
         with jax.default_matmul_precision(precision):
-            gradient = fast_convolutions(
-                jax.grad(lambda w, b: weighted_loss(w, potential.per_example_loss, b, coefficients))
-            )(weights, batch)
+            loss = potential.per_example_loss
+            gradient = fast_convolutions(lambda w: jax.grad(weighted_loss)(w, loss, batch, coefficients))(weights)
     return potential.add_regularizer_gradient(weights, gradient)
 
 
@@ -95,7 +94,8 @@ def slopes(
     if potential.slopes is not None:
         return potential.slopes(weights, velocity, batch, precision, split)
     with jax.default_matmul_precision(precision):
-        return jax.jvp(lambda w: potential.per_example_loss(w, batch), (weights,), (velocity,))[1]
+        loss = potential.per_example_loss
+        return fast_convolutions(lambda w, v: jax.jvp(lambda u: loss(u, batch), (w,), (v,))[1])(weights, velocity)
 
 
 def covariance_product(

@@ -269,8 +269,12 @@ def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch
     try:
         out = jax.eval_shape(function, weights, batch)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{name} fails on these weights and {num} examples: {why}") from error
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        shapes = jax.tree.map(lambda leaf: leaf.shape, batch[0])
+        remedy = "check the shapes of weights and inputs"
+        raise ValueError(
+            f"{name} fails on these weights and {num} inputs of shape {shapes}: {why}; {remedy}"
+        ) from error
     shape = getattr(out, "shape", None)
     if shape != (num,):
         what = "a scalar; remove the mean over the batch" if shape == () else f"shape {shape}"

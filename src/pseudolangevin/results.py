@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from . import _trees as trees
 from ._trees import Weights
 from .samplers.base import Sampler, Status
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 
@@ -44,3 +47,118 @@ class Result:
     def num_weights(self) -> int:
         """Number of weights of one chain, the paper's N."""
         return trees.num_weights(self.weights) // math.prod(self.trace["status"].shape[:2])
+
+    def averages(self, discard: float = 0.5) -> pd.DataFrame:
+        """Return mean, standard error and effective samples of every scalar observable at every temperature.
+
+        Args:
+            discard: share of the records at the start that is left out. Chains that failed are left out as well.
+        """
+        import pandas as pd  # noqa: PLC0415 (slow to import)
+
+        tools = _above("diagnostics.averages")
+        trace = tools.kept(self.trace, discard)
+        names = [n for n, v in trace.data_vars.items() if v.ndim == 3 and v.dtype.kind == "f"]
+        rows = {
+            (temperature, name): average._asdict()
+            for name in names
+            for temperature, average in zip(
+                trace["temperature"].values.tolist(), tools.average_by_temperature(trace[name], trace), strict=True
+            )
+        }
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        table.index = pd.MultiIndex.from_tuples(table.index, names=["temperature", "observable"])
+        return table.sort_index(level=0, sort_remaining=False)
+
+    def ensemble(self, temperature: float | None = None, discard: float = 0.5) -> Weights:
+        """Return the sampled weights of one temperature along one leading axis, without those of failed chains.
+
+        They are the kept weights of the run, or the final ones if none were kept (`keep_weights_every`).
+
+        Args:
+            temperature: needed if the run has several.
+            discard: share of the kept weights at the start of each chain that is left out.
+        """
+        index = self._temperature_index(temperature)
+        healthy = np.flatnonzero(_above("diagnostics.averages").healthy_chains(self.trace)[index])
+        if not healthy.size:
+            at = self.trace["temperature"].values[index]
+            raise ValueError(f"every chain at T = {at:g} stopped, so there is no ensemble; see result.trace.status")
+        if self.samples is None:
+            return jax.tree.map(lambda w: np.asarray(w)[index, healthy], self.weights)
+        kept = _above("diagnostics.averages").kept
+        return jax.tree.map(
+            lambda w: np.concatenate(
+                [np.moveaxis(kept(np.moveaxis(w[index, c], 0, -1), discard), -1, 0) for c in healthy]
+            ),
+            self.samples,
+        )
+
+    def predict(
+        self,
+        inputs: Any,
+        temperature: float | None = None,
+        *,
+        discard: float = 0.5,
+        noise_scale: float | None = None,
+        chunk_size: int | None = None,
+    ) -> Any:
+        """Return the predictions of the ensemble: means, total and epistemic uncertainty, scores.
+
+        Args:
+            inputs: arrays with one leading example axis.
+            temperature: needed if the run has several.
+            discard: as for `ensemble`.
+            noise_scale: for regressions, standard deviation of a target around its prediction; default √(P·T), with
+                which exp(−U/T) is the posterior.
+            chunk_size: examples held at once.
+        """
+        at = float(self.trace["temperature"].values[self._temperature_index(temperature)])
+        noise = noise_scale**2 if noise_scale is not None else self.sampler.dataset.num_examples * at
+        members = self.ensemble(temperature, discard)
+        predict = _above("diagnostics.ensemble").predict
+        return predict(self.sampler.potential, members, inputs, noise_variance=noise or None, chunk_size=chunk_size)
+
+    def evaluate(self, test: Any, temperature: float | None = None, **options: Any) -> pd.DataFrame:
+        """Return scores on a test set: one row for the ensemble, one for the mean of its members, one for each member.
+
+        Columns are negative log likelihood, error, expected calibration error and Brier score of a classifier; negative
+        log likelihood, root mean square error and calibration error of a regression.
+
+        Args:
+            test: data set.
+            temperature: needed if the run has several.
+            **options: those of `predict`.
+        """
+        import pandas as pd  # noqa: PLC0415 (slow to import)
+
+        found = self.predict(test.inputs, temperature, **options)
+        members = pd.DataFrame([member.scores(test.targets) for member in found.members()])
+        rows = pd.DataFrame(
+            [found.scores(test.targets), members.mean().to_dict()], index=["ensemble", "mean of members"]
+        )
+        return pd.concat([rows, members.rename(index=lambda i: f"member {i}")])
+
+    def to_arviz(self, temperature: float | None = None) -> Any:
+        """Return the trace as ArviZ data; see `adapters.arviz`."""
+        return _above("adapters.arviz").to_arviz(self, temperature)
+
+    def plot(self, discard: float = 0.5) -> Any:
+        """Return a matplotlib figure with the averages and traces of the main observables."""
+        return _above("runs.report").summary_figure(self.trace, discard=discard)
+
+    def _temperature_index(self, temperature: float | None) -> int:
+        known = self.trace["temperature"].values
+        if temperature is None and len(known) == 1:
+            return 0
+        if temperature is None:
+            raise ValueError(f"the run has {len(known)} temperatures; pass one of temperature={known.tolist()}")
+        matches = np.flatnonzero(np.isclose(known, temperature, rtol=1e-6, atol=0))
+        if not matches.size:
+            raise ValueError(f"temperature = {temperature!r} was not sampled; choose one of {known.tolist()}")
+        return int(matches[0])
+
+
+def _above(module: str) -> Any:
+    """Return a module of a higher level, which is imported when a method needs it."""
+    return import_module(f".{module}", __package__)

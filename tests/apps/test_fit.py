@@ -1,6 +1,5 @@
 """Training by sampling, and starts without dead classes."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -108,22 +107,26 @@ def test_a_classifier_is_fitted_at_the_temperature_found(small_task):
         test=small_task.test,
         progress=False,
     )
+    assert issubclass(pl.Fit, pl.Result)
     assert fitted.search is not None
     assert fitted.temperature == fitted.search.temperature
-    assert fitted.history.step[-1] == 600
+    assert fitted.trace.step[-1] == 600
     assert fitted.cost == fitted.search.cost + 2 * 600 * 50
-    assert fitted.num_members == 10
-    assert fitted.history.sizes["draw"] == 10
+    assert fitted.trace.sizes["draw"] == 100
     targets = small_task.test.targets
-    ensemble, one = fitted.predict(small_task.test.inputs), fitted.predict_one(small_task.test.inputs)
+    ensemble = fitted.predict(small_task.test.inputs)
     assert isinstance(ensemble, pl.predictions.ClassPredictions)
-    assert isinstance(one, pl.predictions.ClassPredictions)
-    assert one.error(targets) == pytest.approx(fitted.history.test_error.values[0, 0, -1], abs=1e-6)
-    members = [dataclasses.replace(ensemble, probabilities=ensemble.probabilities[k : k + 1]) for k in range(10)]
-    np.testing.assert_allclose(members[4].probabilities, one.probabilities, rtol=1e-4)
+    members = ensemble.members()
+    assert len(members) == 10
+    assert members[4].error(targets) == pytest.approx(fitted.trace.test_error.values[0, 0, -1], abs=1e-6)
     assert ensemble.error(targets) < 0.25
     losses = [member.negative_log_likelihood(targets) for member in members]
     assert ensemble.negative_log_likelihood(targets) <= np.mean(losses)
+    table = fitted.evaluate(small_task.test)
+    assert table.loc["ensemble", "error"] == ensemble.error(targets)
+    assert table.loc["mean of members", "negative_log_likelihood"] == pytest.approx(np.mean(losses))
+    assert len(table) == 12
+    assert pl.certificate(fitted, noise_draws=0).lines
 
 
 @pytest.mark.parametrize(
@@ -140,9 +143,22 @@ def test_bad_arguments(small_task, arguments, message):
         pl.fit(small_task.potential, small_task.train, small_task.weights, **arguments)
 
 
-def test_every_chain_lost_is_an_error():
+def test_what_was_recorded_is_returned_when_every_chain_stops():
     """Targets that are met exactly leave no mini-batch noise to choose masses from."""
     line = pl.regression(lambda w, x: x * w)
     data = pl.Dataset(np.arange(50.0), np.arange(50.0))
-    with pytest.warns(pl.ChainStoppedWarning), pytest.raises(RuntimeError, match="temperature_ratio"):
-        pl.fit(line, data, jnp.ones(()), temperature=1e-3, num_steps=4, samples_per_chain=1, progress=False)
+    options: dict[str, Any] = {"temperature": 1e-3, "num_steps": 4, "samples_per_chain": 1, "training_steps": 0}
+    with pytest.warns(pl.ChainStoppedWarning):
+        fitted = pl.fit(line, data, jnp.ones(()), **options, progress=False)
+    assert fitted.trace.sizes["draw"] == 1
+    with pytest.raises(ValueError, match=r"every chain at T = 0\.001 stopped"):
+        fitted.ensemble()
+
+
+def test_a_run_that_is_not_at_equilibrium_is_reported_and_shows_its_work(small_task, capfd):
+    """Chains from far outside the prior still contract at the end."""
+    far = jax.tree.map(lambda w: w + 30.0, small_task.weights)
+    options: dict[str, Any] = {"temperature": 1e-3, "num_steps": 200, "batch_size": 50, "training_steps": 0}
+    with pytest.warns(pl.EquilibriumWarning, match="not at equilibrium: .* failed; raise num_steps"):
+        pl.fit(small_task.potential, small_task.train, far, **options)
+    assert "fit: sampling: 1 chains of 160 steps at temperature 0.001, batch 50" in capfd.readouterr().err

@@ -30,6 +30,7 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
     if not isinstance(module, torch.nn.Module):
         raise ValueError(f"module = {module!r} is not a torch.nn.Module; pass one, after its __init__")
     _check_layers(torch.nn.modules, module)
+    _register(torch, torch2jax)
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     weights: dict[str, Any] = {}  # {"blocks.0": {"weight": …}}: one entry for every layer that owns parameters
     for name, parameter in parameters.items():
@@ -57,6 +58,61 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
     model = Model(weights, apply, restore)
     _compare(torch, module, model, jax.tree.map(np.asarray, example_inputs), tolerance)
     return model
+
+
+def state_dicts(model: Model, members: Weights) -> list[dict[str, Any]]:
+    """Return one `state_dict` for each member of an ensemble, such as `result.ensemble()`.
+
+    The module has the weights that `from_torch` found afterwards.
+    """
+    found = []
+    for index in range(len(jax.tree.leaves(members)[0])):
+        module = model.write_back(jax.tree.map(lambda w, i=index: w[i], members))
+        found.append({name: tensor.clone() for name, tensor in module.state_dict().items()})
+    model.restore(model.weights)
+    return found
+
+
+def _register(torch: Any, torch2jax: Any) -> None:
+    """Add functions that torch2jax does not have, or has for a special case only: embeddings, means, GELU."""
+    functional = torch.nn.functional
+
+    def array(x: Any) -> Array:
+        return jnp.asarray(getattr(x, "value", x))
+
+    @torch2jax.implements(functional.embedding)
+    def embedding(input: Any, weight: Any, *_: Any, max_norm: float | None = None, **__: Any) -> Array:
+        if max_norm is not None:
+            raise ValueError("an embedding with max_norm changes its weights when called")
+        return array(weight)[array(input)]
+
+    @torch2jax.implements(functional.avg_pool2d)
+    def avg_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Array:
+        if rest not in ((), (False, True), (False, True, None)):
+            raise NotImplementedError("avg_pool2d with ceil_mode, count_include_pad=False or divisor_override")
+        kernel, steps, pad = (
+            (x, x) if isinstance(x, int) else tuple(x) for x in (kernel_size, stride or kernel_size, padding)
+        )
+        padded = [(0, 0), (0, 0), *((p, p) for p in pad)]
+        total = jax.lax.reduce_window(array(input), 0.0, jax.lax.add, (1, 1, *kernel), (1, 1, *steps), padded)
+        return total / (kernel[0] * kernel[1])
+
+    @torch2jax.implements(functional.adaptive_avg_pool2d)
+    def adaptive_avg_pool2d(input: Any, output_size: Any) -> Array:
+        x = array(input)
+        asked = (output_size,) * 2 if isinstance(output_size, int) else output_size
+        rows, columns = (n if size is None else size for size, n in zip(asked, x.shape[2:], strict=True))
+        if x.shape[2] % rows or x.shape[3] % columns:
+            raise NotImplementedError(f"adaptive_avg_pool2d from {x.shape[2:]} to {(rows, columns)}")
+        return x.reshape(*x.shape[:2], rows, x.shape[2] // rows, columns, x.shape[3] // columns).mean(axis=(3, 5))
+
+    @torch2jax.implements(torch.mean)
+    def mean(input: Any, dim: Any = None, keepdim: bool = False) -> Array:
+        return jnp.mean(array(input), axis=tuple(dim) if isinstance(dim, list) else dim, keepdims=keepdim)
+
+    @torch2jax.implements(functional.gelu)
+    def gelu(input: Any, approximate: str = "none") -> Array:
+        return jax.nn.gelu(array(input), approximate=approximate == "tanh")
 
 
 def _as_array(tensor: Any) -> Array:
@@ -95,7 +151,7 @@ def _compare(torch: Any, module: Any, model: Model, inputs: Any, tolerance: floa
     scale = max(float(np.abs(expected).max()), 1e-6)
     difference = float(np.abs(found - expected).max()) / scale if found.shape == expected.shape else np.inf
     if not difference < tolerance:
-        why = "torch2jax computes some layer by another formula (GELU: use approximate='tanh'), so replace that layer"
+        why = "torch2jax computes some layer by another formula, so replace that layer"
         raise ValueError(f"the translation differs from PyTorch by {difference:.1e} of its largest output; {why}")
     if not np.allclose(alone[0], found[0], rtol=0, atol=tolerance * scale):
         why = "the output of an example depends on the other examples of its batch, so it has no loss of its own"

@@ -1,60 +1,46 @@
-"""Training by sampling: weights, an ensemble and predictions at a temperature given or found."""
+"""Training by sampling: a run at a temperature given or found, and its ensemble."""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-import numpy as np
-import xarray as xr
 
+from .. import _trees as trees
 from .._checks import check_integer, check_positive
 from .._random import as_key
 from .._trees import Key, Weights
 from ..chains import sample
 from ..data import Dataset
-from ..diagnostics.averages import healthy_chains
-from ..diagnostics.ensemble import Predictions, predict
+from ..diagnostics.certificate import certificate
 from ..potential import Potential
-from ..samplers.langevin import PseudoLangevin
+from ..results import Result
+from ..samplers.adam import Adam
+from ..samplers.balanced import BalancedLangevin
 from .temperature import TemperatureRange, find_temperature
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Weights from exp(−U/T): one sample, an ensemble, and the trace of the run that produced them."""
+class EquilibriumWarning(UserWarning):
+    """A line of the certificate failed: the samples are not those of exp(−U/T)."""
 
-    temperature: float
-    weights: Weights
-    """The last sample. At equilibrium all samples are equivalent, so there is no best one and no early stopping."""
-    ensemble: Weights
-    """Samples of the second half of the run, those of all chains along one leading axis."""
-    history: xr.Dataset
-    """Trace with the dimensions (temperature, chain, draw)."""
-    search: TemperatureRange | None
+
+@dataclass(frozen=True, repr=False)
+class Fit(Result):
+    """Result of `fit`: that of a run, with the search for its temperature and the cost."""
+
+    search: TemperatureRange | None = None
     """Result of the search for the temperature; None if the temperature was given."""
-    potential: Potential
-    num_examples: int
-    """Number P of training examples."""
-    cost: int
-    """Examples visited by the steps of the chains and by the search, without records and variance measurements."""
+    cost: int = 0
+    """Examples visited by training, steps and search, without records and variance measurements."""
 
     @property
-    def num_members(self) -> int:
-        """Number of samples in the ensemble."""
-        return int(jax.tree.leaves(self.ensemble)[0].shape[0])
-
-    def predict(self, inputs: Any, members: Weights | None = None) -> Predictions:
-        """Return the predictions of the ensemble, or of other members: means, entropies, calibration, likelihoods."""
-        # exp(−U/T) with U = Σ|f − y|²/(2P) is the posterior of Gaussian targets with the variance P·T.
-        members = self.ensemble if members is None else members
-        return predict(self.potential, members, inputs, noise_variance=self.num_examples * self.temperature)
-
-    def predict_one(self, inputs: Any) -> Predictions:
-        """Return the predictions of the single sample `weights`."""
-        return self.predict(inputs, jax.tree.map(lambda w: w[None], self.weights))
+    def temperature(self) -> float:
+        """Temperature of the run."""
+        return float(self.trace["temperature"].values[0])
 
 
 def fit(
@@ -67,15 +53,19 @@ def fit(
     num_chains: int = 1,
     samples_per_chain: int = 20,
     batch_size: int | None = None,
-    temperature_ratio: float = 0.03,
+    temperature_ratio: float = 0.1,
+    training_steps: int | None = None,
     search_epochs: float | None = None,
     test: Dataset | None = None,
     key: Key | int = 0,
     progress: bool | None = None,
+    **options: Any,
 ) -> Fit:
     """Train a network by sampling its weights at an intermediate temperature, without validation set or early stopping.
 
-    The first half of the run equilibrates; the second half gives the ensemble.
+    Adam trains from the given weights, unless the search for the temperature has done it. Balanced Langevin samples
+    from there. Its first half equilibrates; the second half gives the ensemble. A warning names the lines of the
+    certificate that failed. A chain that stops does not affect the others, and everything recorded is returned.
 
     Args:
         potential: U, from `classification` or `regression`.
@@ -86,17 +76,18 @@ def fit(
         num_chains: independent chains, whose samples form one ensemble.
         samples_per_chain: samples of each chain in the ensemble.
         batch_size: examples per mini-batch, S; default 1 % of the data set.
-        temperature_ratio: 𝒯. At 0.03 the loss is about 0.5 % above its exact average.
+        temperature_ratio: 𝒯.
+        training_steps: steps of Adam before the first sample; default: a fifth of `num_steps`, at most 2000.
         search_epochs: budget of `find_temperature`.
-        test: data set for `test_loss` and `test_error` in the history; no decision depends on it.
+        test: data set for `test_loss` and `test_error` in the trace; no decision depends on it.
         key: random key, or an integer seed.
-        progress: show a progress bar; default: when the output is a terminal.
+        progress: show a progress bar; default: on a terminal, and lines elsewhere.
+        **options: further arguments of `sample`.
 
     Example:
         >>> fitted = fit(potential, train, network.init(key))  # doctest: +SKIP
-        >>> fitted.predict(test.inputs).error(test.targets)  # doctest: +SKIP
+        >>> fitted.evaluate(test)  # doctest: +SKIP
     """
-
     size = max(2, round(0.01 * dataset.num_examples)) if batch_size is None else batch_size
     check_integer("batch_size", size, minimum=2, maximum=dataset.num_examples)
     check_integer("samples_per_chain", samples_per_chain, minimum=1)
@@ -107,44 +98,60 @@ def fit(
             potential, dataset, weights, epochs=search_epochs, key=jax.random.fold_in(key, 1), progress=progress
         )
         temperature, weights = search.temperature, search.weights
+        _say(progress, f"temperature {temperature:.3g}, found in {search.epochs:.3g} epochs")
     elif isinstance(temperature, str):
         raise ValueError(f'temperature = {temperature!r}: give a number, or "auto"')
     check_positive("temperature", temperature, 'exp(-U/T) needs T > 0; "auto" finds one')
     if num_steps is None:
         num_steps = max(1_000, math.ceil(12 / (4 * size * temperature * temperature_ratio)))
     check_integer("num_steps", num_steps, minimum=2 * samples_per_chain, remedy="or ask for fewer samples")
-    record_every = num_steps // (2 * samples_per_chain)
-    num_steps = record_every * 2 * samples_per_chain
+    # At least 100 records, of which every k-th is kept.
+    every = max(1, num_steps // (2 * samples_per_chain * max(1, 50 // samples_per_chain)))
+    keep = num_steps // (every * 2 * samples_per_chain)
+    num_steps = every * keep * 2 * samples_per_chain
+    if training_steps is None:
+        training_steps = 0 if search is not None else min(2_000, num_steps // 5)
+    check_integer("training_steps", training_steps, minimum=0)
+    if training_steps:
+        _say(progress, f"training: {training_steps} steps of Adam")
+        num_weights = trees.num_weights(weights)
+        rate = 1e-3 * min(1.0, 5e4 / num_weights)  # as `find_temperature`
+        adam = Adam(potential, dataset, batch_size=size, learning_rate=rate)
+        run: dict[str, Any] = {"num_chains": num_chains, "num_steps": training_steps, "record_every": training_steps}
+        trained = sample(
+            adam,
+            weights,
+            **run,
+            key=jax.random.fold_in(key, 3),
+            observe_examples=min(1_000, dataset.num_examples),
+            progress=progress,
+        )
+        weights = trained.weights
+    _say(progress, f"sampling: {num_chains} chains of {num_steps} steps at temperature {temperature:.3g}, batch {size}")
+    base = max(64, min(5_000, num_steps // 4))
     result = sample(
-        PseudoLangevin(
-            potential,
-            dataset,
-            batch_size=size,
-            temperature_ratio=temperature_ratio,
-            # The variance falls from random weights on; masses follow at warm-up refreshes, in a quarter of the run.
-            refresh_every=max(64, min(20_000, num_steps // 4)),
-            warmup_refreshes=6,
-        ),
+        BalancedLangevin(potential, dataset, batch_size=size, temperature_ratio=temperature_ratio, refresh_every=base),
         weights,
         temperatures=[temperature],
         num_chains=num_chains,
         num_steps=num_steps,
-        record_every=record_every,
-        keep_weights_every=1,
+        record_every=every,
+        keep_weights_every=keep,
         test=test,
         key=jax.random.fold_in(key, 2),
         progress=progress,
+        **options,
     )
-    healthy = np.flatnonzero(healthy_chains(result.trace)[0])
-    if healthy.size == 0:
-        raise RuntimeError(f"chains at T = {temperature:g} stopped; lower temperature_ratio = {temperature_ratio:g}")
-    return Fit(
-        temperature=float(temperature),
-        weights=jax.tree.map(lambda w: w[0, healthy[0]], result.weights),
-        ensemble=jax.tree.map(lambda w: np.concatenate(w[0, healthy, samples_per_chain:]), result.samples),
-        history=result.trace,
-        search=search,
-        potential=potential,
-        num_examples=dataset.num_examples,
-        cost=num_chains * num_steps * size + (0 if search is None else search.cost),
-    )
+    failed = [line.name for line in certificate(result, noise_draws=0).failed_lines if line.name != "status"]
+    if failed:
+        names = ", ".join(dict.fromkeys(failed))
+        remedy = "raise num_steps, or see print(pl.certificate(result))"
+        warnings.warn(f"the run is not at equilibrium: {names} failed; {remedy}", EquilibriumWarning, stacklevel=2)
+    cost = num_chains * (num_steps + training_steps) * size + (0 if search is None else search.cost)
+    fields = {name: getattr(result, name) for name in result.__dataclass_fields__}
+    return Fit(**fields, search=search, cost=cost)
+
+
+def _say(progress: bool | None, line: str) -> None:
+    if progress is not False:
+        print(f"fit: {line}", file=sys.stderr, flush=True)

@@ -41,6 +41,27 @@ class Dataset:
         check_lengths(inputs, targets)
         self.inputs, self.targets = jax.tree.map(jnp.asarray, (inputs, targets))
 
+    @classmethod
+    def from_torch(cls, dataset: Any) -> Dataset:
+        """Return the examples of a `torch.utils.data.Dataset`, or of a `DataLoader`, as one data set in memory.
+
+        Examples are pairs (input, target) of tensors, arrays or numbers. Transforms are applied once, so they must not
+        be random: an augmented loss is no fixed function of the weights.
+
+        Example:
+            >>> Dataset.from_torch([(np.ones(3), 0), (np.zeros(3), 1)]).num_examples
+            2
+        """
+        if hasattr(dataset, "batch_size") and hasattr(dataset, "dataset"):  # a DataLoader may shuffle and drop
+            dataset = dataset.dataset
+        try:
+            pairs = [(x, y) for x, y in (dataset[index] for index in range(len(dataset)))]
+            inputs, targets = (np.stack([np.asarray(one) for one in column]) for column in zip(*pairs, strict=True))
+        except (TypeError, ValueError, IndexError) as error:
+            remedy = "every dataset[i] must be a pair (input, target) of the same shapes"
+            raise ValueError(f"dataset = {dataset!r} cannot be read: {error}; {remedy}") from error
+        return cls(inputs, targets.astype(np.int32) if targets.dtype.kind in "iu" else targets)
+
     @property
     def num_examples(self) -> int:
         """The number of examples, the paper's P."""

@@ -14,7 +14,7 @@ The prediction of an ensemble is the mean of its members' predictive distributio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._checks import check_integer, check_positive
+from .._convolutions import fast_convolutions
 from .._trees import Array, Weights
 from ..gradients import DEFAULT_CHUNK_SIZE
 from ..potential import Potential, check_labels
@@ -122,6 +123,31 @@ class ClassPredictions:
         mean = self.mean_probabilities
         return -np.sum(mean * np.log(np.where(mean > 0, mean, 1.0)), axis=-1)
 
+    @property
+    def total_uncertainty(self) -> np.ndarray:
+        """Entropy of the ensemble's distribution, (example,), in nats."""
+        return self.predictive_entropy
+
+    @property
+    def epistemic_uncertainty(self) -> np.ndarray:
+        """Mutual information of label and member, (example,), in nats: what more data could remove."""
+        own = -np.sum(self.probabilities * np.log(np.where(self.probabilities > 0, self.probabilities, 1.0)), axis=-1)
+        return np.maximum(self.predictive_entropy - own.mean(axis=0), 0.0)
+
+    def members(self) -> list[ClassPredictions]:
+        """Return the predictions of each member alone."""
+        return [replace(self, probabilities=member[None]) for member in self.probabilities]
+
+    def scores(self, targets: Any) -> dict[str, float]:
+        """Return all scores by name."""
+        names = ("negative_log_likelihood", "error", "calibration_error", "brier_score")
+        return {name: getattr(self, name)(targets) for name in names}
+
+    def brier_score(self, targets: Any) -> float:
+        """Return the squared distance of the probabilities from the label's, Σ(p_k − y_k)², averaged over examples."""
+        mean, targets = self.mean_probabilities, self._checked(targets)
+        return float(np.mean((mean**2).sum(axis=-1) - 2 * mean[np.arange(targets.size), targets] + 1))
+
     def error(self, targets: Any) -> float:
         """Return the share of examples whose most probable class is not the target."""
         return float(np.mean(self.labels != self._checked(targets)))
@@ -166,6 +192,29 @@ class ValuePredictions:
         """Standard deviation of the members' values."""
         return self.values.std(axis=0)
 
+    @property
+    def total_uncertainty(self) -> np.ndarray:
+        """Standard deviation of a target."""
+        return self.standard_deviation
+
+    @property
+    def epistemic_uncertainty(self) -> np.ndarray:
+        """Standard deviation of the members' values: what more data could remove."""
+        return self.spread
+
+    def members(self) -> list[ValuePredictions]:
+        """Return the predictions of each member alone."""
+        return [replace(self, values=member[None]) for member in self.values]
+
+    def scores(self, targets: Any) -> dict[str, float]:
+        """Return all scores by name."""
+        names = ("negative_log_likelihood", "root_mean_square_error", "calibration_error")
+        return {name: getattr(self, name)(targets) for name in names}
+
+    def root_mean_square_error(self, targets: Any) -> float:
+        """Return the root of the mean squared deviation of the targets from the mean prediction."""
+        return float(np.sqrt(np.mean((self.mean - self._checked(targets)) ** 2)))
+
     def negative_log_likelihood(self, targets: Any) -> float:
         """Return −log of the mixture's density at the targets, averaged over the examples."""
         deviations = (self.values - self._checked(targets)).reshape(*self.values.shape[:2], -1)
@@ -200,7 +249,7 @@ def predict(
     inputs: Any,
     *,
     noise_variance: float | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    chunk_size: int | None = None,
 ) -> Predictions:
     """Return the predictions of every member of an ensemble.
 
@@ -210,9 +259,9 @@ def predict(
         inputs: arrays with one leading example axis, as in `Dataset`.
         noise_variance: for regressions, the variance σ² of a target around its prediction. exp(−U/T) is the posterior
             of targets with σ² = P·T, which is what `fit` passes.
-        chunk_size: examples held at once.
+        chunk_size: examples held at once; default: at most 4096, fewer for large examples.
     """
-    check_integer("chunk_size", chunk_size, minimum=1)
+    chunk_size = _chunk_size(chunk_size, inputs)
     function = potential.class_scores if potential.class_scores is not None else potential.values
     if function is None:
         raise ValueError(
@@ -220,6 +269,16 @@ def predict(
             "regression, or pass one of the two to Potential"
         )
     starts = range(0, jax.tree.leaves(inputs)[0].shape[0], chunk_size)
+    try:
+        jax.eval_shape(
+            lambda w: function(w, jax.tree.map(lambda a: a[:1], inputs)), jax.tree.map(lambda w: w[0], members)
+        )
+    except Exception as error:
+        shapes = jax.tree.map(lambda a: a.shape, inputs)
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(
+            f"inputs of shape {shapes} do not fit the network: {why}; pass a batch as in training"
+        ) from None
     chunks = (jax.tree.map(lambda a, s=s: jnp.asarray(a[s : s + chunk_size]), inputs) for s in starts)
     pieces = [np.asarray(_apply(function, members, chunk)) for chunk in chunks]
     raw = np.concatenate(pieces, axis=1).astype(np.float64)
@@ -231,6 +290,17 @@ def predict(
     return ValuePredictions(raw, float(noise_variance))
 
 
+def _chunk_size(chunk_size: int | None, inputs: Any) -> int:
+    for leaf in (leaves := jax.tree.leaves(inputs)):
+        if np.ndim(leaf) == 0:
+            raise ValueError(f"inputs = {leaf!r} is a number; pass arrays with one leading example axis")
+    if chunk_size is None:
+        size = sum(leaf[0].size * 4 for leaf in map(np.asarray, leaves))
+        return max(1, min(DEFAULT_CHUNK_SIZE, 2**21 // size))
+    check_integer("chunk_size", chunk_size, minimum=1)
+    return chunk_size
+
+
 @partial(jax.jit, static_argnums=0)
 def _apply(function: Any, members: Weights, inputs: Any) -> Array:
-    return jax.lax.map(lambda weights: function(weights, inputs), members)
+    return jax.lax.map(fast_convolutions(lambda weights: function(weights, inputs)), members)

@@ -41,6 +41,7 @@ from jax import lax
 from .. import _trees as trees
 from .. import masses, variance
 from .._checks import check_integer
+from .._convolutions import fast_convolutions
 from .._random import Stream, key_for, normal_like
 from .._trees import Array, Batch, Key, Weights
 from ..gradients import covariance_product, minibatch_gradient, slopes
@@ -164,12 +165,16 @@ class BalancedLangevin(NoiseMassLangevin):
             examples = self.dataset.draw(keys[1], noise_size)
             product = covariance_product(self.potential, state.weights, examples, self.precision)
 
+            @fast_convolutions
+            def curvature_product(weights: Weights, velocity: Weights) -> Weights:
+                return jax.jvp(lambda w: jax.grad(self.potential.energy)(w, few), (weights,), (velocity,))[1]
+
             def iterate(_: int, carry: tuple[Weights, Array]) -> tuple[Weights, Array]:
                 scale = jnp.sqrt(jnp.maximum(trees.squared_norm(carry[0]), 1e-30))
                 y = jax.tree.map(lambda a: a / scale, carry[0])
                 velocity = jax.tree.map(lambda a, r: a / r, y, root)
                 noise, half = product(velocity)[0], 0.5 * self.kick * self.time_step
-                curved = jax.jvp(lambda w: jax.grad(self.potential.energy)(w, few), (state.weights,), (velocity,))[1]
+                curved = curvature_product(state.weights, velocity)
                 image = jax.tree.map(lambda g, k, r: (unit / retained * g + half * k) / r, noise, curved, root)
                 return image, jnp.abs(trees.dot(y, image))
 
