@@ -27,6 +27,7 @@ _LAZY = {  # imported when first used: they need files, plots or statistics
     "find_temperature": "apps.temperature",
     "fit": "apps.fit",
     "load": "runs.session",
+    "resume": "runs.session",
     "tune": "apps.tune",
 }
 _LAZY_MODULES = {"diagnostics": "diagnostics", "predictions": "diagnostics.ensemble"}

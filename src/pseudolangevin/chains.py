@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -110,6 +112,7 @@ def sample(
     placement: Placement | None = None,
     max_seconds: float | None = None,
     progress: bool | None = None,
+    folder: str | Path | None = None,
 ) -> Result:
     """Run a sampler and record observables.
 
@@ -134,6 +137,7 @@ def sample(
         placement: split of chains, data and weights over devices; default: chains over as many devices as divide them.
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a progress bar; default: if the output is a terminal.
+        folder: new run folder for records, checkpoints, certificate and report; `pl.resume` continues it.
     """
     run = Run(
         sampler,
@@ -148,6 +152,11 @@ def sample(
     every = check_lengths(num_steps, record_every)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
+    if folder is not None:
+        session = import_module(".runs.session", __package__)  # a level above, for those who ask for a folder
+        lengths = {"num_steps": num_steps, "record_every": every, "keep_weights_every": keep_weights_every}
+        more = {"on_record": on_record, "max_seconds": max_seconds, "progress": progress}
+        return session.sample_into(folder, run, weights, key, lengths | more)
     states = run.start(weights, key)
     records: list[dict[str, np.ndarray]] = []
     kept: list[Weights] = []
@@ -400,6 +409,11 @@ class Run:
                 states = _segment(sampler, states, min(length, num_steps - first), 1, batches)
                 running.append(states.step + 0)  # a copy: the states themselves are donated to the next block
         return states
+
+    def observe(self, states: Any) -> dict[str, np.ndarray]:
+        """Return the observables of all chains, leading axis over all chains."""
+        sampler, observed, test = self._placed
+        return observables.to_host(_observe(sampler, states, observed, test, self.own, self.chunk_size))
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,27 @@ import jax
 import numpy as np
 
 from .. import placement as hosts
-from ..chains import Record, Result
-from ..samplers.base import HEALTHY
+from .._checks import check_integer
+from .._trees import Weights, named_leaves
+from ..chains import Record, Result, Run, check_lengths
+from ..data import Dataset, StreamedDataset
+from ..samplers.base import HEALTHY, Sampler
 from . import config
-from .build import Experiment, build, naming
-from .config import PATHS, ConfigError, Settings
-from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, write_atomically
-from .store import CHUNK, Checkpoint, Checkpoints, Store, Writer, open_stores, read_committed
+from .build import Experiment, build, check_chains, naming
+from .config import PATHS, ConfigError, PythonSettings, Recording, Settings
+from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, read_text
+from .folder import write_atomically as write
+from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 CHANGEABLE = (
     "num_steps",
+    "record_every",
     *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
     *(f"placement.{key}" for key in ("chains", "data", "weights")),
 )  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
-FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start") for key in PATHS))
+FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
+REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
 Command = Sequence[str] | None
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
@@ -74,7 +80,14 @@ class Outcome:
         return hosts.is_first()
 
 
-def start(settings: Settings, path: str | Path, *, command: Command = None, progress: bool | None = None) -> Outcome:
+def start(
+    settings: Settings,
+    path: str | Path,
+    *,
+    command: Command = None,
+    progress: bool | None = None,
+    allow_code: bool = False,
+) -> Outcome:
     """Sample into a new run folder.
 
     Args:
@@ -82,81 +95,152 @@ def start(settings: Settings, path: str | Path, *, command: Command = None, prog
         path: the folder, which must be new or empty.
         command: command noted in provenance.json; default: that of this process.
         progress: show a progress bar; default: when the output is a terminal.
+        allow_code: execute the Python file that `network.module` names.
     """
+    with hosts.together():
+        experiment = build(settings, allow_code=allow_code)
+    return _start(experiment, path, command, progress)
+
+
+def _start(experiment: Experiment, path: str | Path, command: Command, progress: bool | None, **more: Any) -> Outcome:
     folder = RunFolder(Path(path))
     with hosts.together():
-        experiment = build(settings)
         if hosts.is_first():
-            RunFolder.new(folder.path)
-    with _session(folder, command, progress) as session:
+            with disk_errors(folder):
+                RunFolder.new(folder.path)
+    with _session(folder, command, progress, **more) as session:
         return session.begin(experiment)
 
 
 def resume(
-    path: str | Path, overrides: Sequence[str] = (), *, command: Command = None, progress: bool | None = None
-) -> Outcome:
+    path: str | Path,
+    overrides: Sequence[str] | Sampler = (),
+    *,
+    num_steps: int | None = None,
+    record_every: int | None = None,
+    command: Command = None,
+    progress: bool | None = None,
+    allow_code: bool = False,
+    **model: Any,
+) -> Any:
     """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
 
-    On other devices, or with another placement, it is the same to rounding.
+    On other devices, or with another placement, it is the same to rounding. A run that `pl.sample(..., folder=DIR)`
+    started is continued with `pl.resume(DIR, sampler, num_steps=...)`, which returns its `Result`. The sampler's
+    settings, the data, the structure of the weights and the energies of the last record must be those of the run.
 
     Args:
         path: the run folder.
-        overrides: `key=value` changes of keys in `CHANGEABLE` and of paths, which are relative to the run folder;
-            `num_steps=40000` extends a run.
+        overrides: the sampler of a run that Python started; or else `key=value` changes of keys in `CHANGEABLE` and
+            of paths, which are relative to the run folder.
+        num_steps: total number of steps, to extend a run.
+        record_every: steps between records from now on.
         command: see `start`.
         progress: see `start`.
+        allow_code: see `start`.
+        model: with a sampler, what else `sample` was called with: `test`, `observables`, `chunk_size`, `placement`,
+            `on_record`, `max_seconds`; and `weights`, any weights of the model, if they are not nested dicts, lists and
+            tuples.
     """
+    lengths = {"num_steps": num_steps, "record_every": record_every}
+    sampler = overrides if isinstance(overrides, Sampler) else None
+    changes = [f"{key}={value}" for key, value in lengths.items() if value is not None]
+    more = {name: model.pop(name) for name in ("on_record", "max_seconds") if name in model}
+    for name, value in lengths.items() if sampler else ():
+        if value is not None:
+            check_integer(name, value, minimum=1)
     folder = RunFolder.existing(path)
-    checkpoints = Checkpoints(folder.checkpoints)
-    with _session(folder, command, progress) as session:
-        with hosts.together():
-            settings = _changed(folder, overrides)
-            begun = folder.committed.exists()
-            experiment = build(settings, check_start=not begun)
-            _check_unchanged(folder, experiment)
-            if not begun and any(checkpoints.steps()):
-                raise RunFolderError(f"{folder.committed} is missing; restore it from a copy")
-        if not begun:
-            session.log("resumed before the first record: beginning again")
-            return session.begin(experiment)
-        with hosts.together():
-            at, states, damage, *_ = _restore(folder, experiment)
-            session.notes += damage
-            if hosts.is_first():
-                for line in session.notes:
-                    folder.log(line)
-                if at.step < settings.num_steps:
-                    noted = read_json(folder.provenance)
-                    entry = describe_session(session.command) | {"from_step": at.step}
-                    noted["resumed"] = [*noted.get("resumed", []), entry]
-                    write_atomically(folder.provenance, json.dumps(noted, indent=2))
-                    folder.log(f"resumed from the checkpoint at step {at.step}")
-                write_atomically(folder.config, config.to_toml(settings))
-                checkpoints.clean(newer_than=at.step)
-        return session.proceed(experiment, experiment.run.put(states), at)
+    with _session(folder, command, progress, **more) as session:
+        outcome = session.resume([*changes, *(() if sampler else overrides)], sampler, allow_code, model)  # type: ignore
+    return outcome if sampler is None else _result_of(outcome, folder, sampler, model)
 
 
-def load(path: str | Path, *, samples: bool = True) -> Result:
+def sample_into(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapping[str, Any]) -> Result:
+    """Sample into a new run folder, as `pl.sample` does in memory; `options` are the arguments of `pl.sample`."""
+    recording = {"keep_weights_every": options["keep_weights_every"] or 0}
+    if run.observed is not run.sampler.dataset:
+        recording["observe_examples"] = run.observed.num_examples
+    with naming(""):
+        check_chains(run, weights)
+    states = run.start(weights, key)
+    one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
+    recording["weights_dtype"] = max(str(leaf.dtype) for leaf in jax.tree.leaves(one))  # type: ignore[assignment]
+    settings = PythonSettings(
+        temperatures=[*run.temperatures] if run.sampler.uses_temperature else None,
+        num_chains=run.num_chains,
+        num_steps=options["num_steps"],
+        record_every=options["record_every"],
+        structure=_structure(one),
+        sampler=_described(run.sampler),
+        weights=_shapes(one),
+        recording=Recording.model_validate(recording),
+    )
+    more = {name: options[name] for name in ("on_record", "max_seconds")}
+    outcome = _start(Experiment(settings, run, one, states=states), path, None, options["progress"], **more)
+    return _result_of(outcome, RunFolder(Path(path)), run.sampler, {"test": run.test, "weights": one})
+
+
+def _result_of(outcome: Outcome, folder: RunFolder, sampler: Sampler, model: Mapping[str, Any]) -> Result:
+    """Return the result of a session that Python started, with its certificate and report in the folder."""
+    if outcome.interrupted:
+        raise KeyboardInterrupt(f"stopped at step {outcome.step}; continue with pl.resume({str(folder.path)!r}, sampler)")
+    result = load(folder.path, sampler, weights=model.get("weights"))
+    if hosts.is_first() and not outcome.nothing_to_do:
+        from ..diagnostics import certificate  # noqa: PLC0415
+
+        # Draws of noise take as long as steps do: at most 5 % of the run.
+        made = certificate(result, noise_draws=1_000 if outcome.step >= 20_000 else 0)
+        noted = {"step": outcome.step, "text": made.to_text(), **made.to_dict()}
+        with disk_errors(folder):
+            write(folder.certificate, json.dumps(noted, indent=2))
+            if util.find_spec("matplotlib") and util.find_spec("jinja2"):
+                from .report import write_report  # noqa: PLC0415
+
+                write_report(folder.path, certificate=made, result=result)
+    return result
+
+
+def load(
+    path: str | Path,
+    sampler: Sampler | None = None,
+    *,
+    samples: bool = True,
+    num_records: int | None = None,
+    weights: Weights | None = None,
+    allow_code: bool = False,
+) -> Result:
     """Return the result of a run, finished or not, as `sample` would have returned it.
+
+    Every record, kept draw and checkpoint is checked; a damaged one is an error that names it.
 
     Args:
         path: the run folder.
+        sampler: the sampler of a run that Python started; a configuration describes its own.
         samples: also read the kept weights into memory.
+        num_records: number of first records to read, for example those before a damaged one; default: all.
+        weights: any weights of the model, if they are not nested dicts, lists and tuples.
+        allow_code: execute the Python file that `network.module` names.
     """
     folder = RunFolder.existing(path)
-    settings = _read_settings(folder, ["placement={chains=1}"])
-    read_committed(folder)
-    experiment = build(settings, check_start=False)
-    run, shape = experiment.run, experiment.weights_shape
-    _, states, notes, trace_store, weights_store = _restore(folder, experiment)
+    settings = _read_settings(folder)
+    if not folder.trace.exists():
+        raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
+    if sampler is not None:
+        experiment = _python_experiment(folder, settings, sampler, {"weights": weights})
+    else:
+        if isinstance(settings, Settings):
+            settings = settings.model_copy(update={"placement": config.Devices(chains=1)})
+        experiment = build(settings, check_start=False, allow_code=allow_code)
+    run = experiment.run
+    states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)[1:]
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    trace = run.trace(trace_store.read(without=("step", "seconds")), shape, settings.record_every)
-    kept = None
-    if samples and weights_store.recorded:
-        kept = jax.tree.unflatten(jax.tree.structure(shape), [*weights_store.read(without=("step",)).values()])
-        trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
-    return replace(run.result(run.put(states), [], every=settings.record_every), trace=trace, samples=kept)
+    dataset = to_dataset(header, trace).drop_vars("seconds").assign_attrs(record_every=settings.record_every)
+    draws = None
+    if kept:
+        draws = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), kept)
+        dataset.attrs["keep_weights_every"] = settings.recording.keep_weights_every
+    return replace(run.result(run.put(states), [], every=1), trace=dataset, samples=draws)
 
 
 @dataclass
@@ -168,6 +252,8 @@ class _Session:
     progress: bool | None
     notes: list[str]
     stop_asked: Callable[[], bool]
+    on_record: Callable[[Record], None] | None = None
+    max_seconds: float | None = None
 
     def log(self, line: str) -> None:
         if hosts.is_first():
@@ -176,45 +262,86 @@ class _Session:
     def begin(self, experiment: Experiment) -> Outcome:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
-        noted = describe_session(self.command) | _hashes(experiment) | {"seed": settings.seed, "resumed": []}
+        hashes = _hashes(experiment)
+        noted = describe_session(self.command) | hashes | {"test_sha256": _hash_of(run.test)}
+        noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
         with hosts.together():
             if hosts.is_first():
-                write_atomically(folder.config, config.to_toml(settings))
-                write_atomically(folder.provenance, json.dumps(noted, indent=2))
+                write(folder.provenance, json.dumps(noted, indent=2))
+                write(folder.config, config.to_toml(settings))
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
 
         def on_pause() -> None:
             if self.stop_asked():
                 raise _StopAskedError
 
-        try:
-            weights = experiment.starting_weights(on_pause, self.progress if hosts.is_first() else False)
-        except _StopAskedError:
-            self.log("interrupted before the first step")
-            return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
-        with naming("start"):
-            states = run.start(weights, settings.seed)
+        states = experiment.states
+        if isinstance(settings, Settings):
+            try:
+                weights = experiment.starting_weights(on_pause, self.progress if hosts.is_first() else False)
+            except _StopAskedError:
+                self.log("interrupted before the first step")
+                return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
+            with naming("start"):
+                states = run.start(weights, settings.seed)
         complete = hosts.to_first(states)
         with hosts.together():
             if hosts.is_first():
-                for leftover in (folder.trace, folder.weights, folder.checkpoints):
-                    shutil.rmtree(leftover, ignore_errors=True)
-                Writer.create(folder, run, complete, settings)
-        return self.proceed(experiment, states, Checkpoint())
+                Writer.create(folder, run, complete, settings.recording, hashes)
+        return self.proceed(experiment, states, Checkpoint(), hashes)
 
-    def proceed(self, experiment: Experiment, states: Any, at: Checkpoint) -> Outcome:
-        """Sample from a checkpoint on."""
-        settings, run = experiment.settings, experiment.run
+    def resume(self, changes: Sequence[str], sampler: Sampler | None, allow_code: bool, model: Any) -> Outcome:
+        """Sample from the newest valid checkpoint on, or from the first step if there is none yet."""
+        folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
-            writer = Writer(self.folder, run, states, settings, at) if hosts.is_first() else None
-        last, interrupted = Record(at.step, states, None), self.stop_asked()
-        every, keep_every = settings.record_every, settings.record_every * settings.recording.keep_weights_every
-        stop, pause = at.step if interrupted else settings.num_steps, settings.recording.checkpoint_every
-        show = self.progress if writer else False
-        records = run.records(states, first=at.step, stop=stop, every=every, pause_every=pause, progress=show)
-        with closing(records):  # type: ignore[type-var]
+            settings = _changed(folder, changes)
+            begun = folder.trace.exists()
+            if sampler is not None:
+                experiment = _python_experiment(folder, settings, sampler, model)
+            else:
+                experiment = build(settings, check_start=not begun, allow_code=allow_code)
+            hashes = _check_unchanged(folder, experiment)
+            if not begun and (any(checkpoints.steps()) or sampler is not None):
+                remedy = "restore it from a copy" if sampler is None else "remove the folder and sample again"
+                raise RunFolderError(f"{folder.trace} is missing; {remedy}")
+        if not begun:
+            self.log("resumed before the first record: beginning again")
+            return self.begin(experiment)
+        with hosts.together():
+            at, states, damage, *_ = _restore(folder, experiment, hashes=hashes)
+            self.notes += damage
+            if sampler is not None:
+                _check_energies(folder, experiment, states, at)
+            if hosts.is_first():
+                for line in self.notes:
+                    folder.log(line)
+                if at.step < settings.num_steps:
+                    noted = read_json(folder.provenance)
+                    entry = describe_session(self.command) | {"from_step": at.step}
+                    noted["resumed"] = [*noted.get("resumed", []), entry]
+                    write(folder.provenance, json.dumps(noted, indent=2))
+                    folder.log(f"resumed from the checkpoint at step {at.step}")
+                write(folder.config, config.to_toml(settings))
+                checkpoints.clean(newer_than=at.step)
+        return self.proceed(experiment, experiment.run.put(states), at, hashes)
+
+    def proceed(self, experiment: Experiment, states: Any, at: Checkpoint, hashes: Mapping[str, str]) -> Outcome:
+        """Sample from a checkpoint on."""
+        settings, run, keep_every = experiment.settings, experiment.run, experiment.settings.recording.keep_weights_every
+        with ExitStack() as stack:
+            with hosts.together():
+                writer = Writer(self.folder, run, settings.recording, hashes, at) if hosts.is_first() else None
+            if writer:
+                stack.callback(writer.close)
+            last, interrupted, number = Record(at.step, states, None), self.stop_asked(), at.records
+            stop, pause = at.step if interrupted else settings.num_steps, settings.recording.checkpoint_every
+            limits = {"pause_every": pause, "max_seconds": self.max_seconds, "progress": self.progress if writer else False}
+            records = run.records(states, first=at.step, stop=stop, every=settings.record_every, **limits)  # type: ignore
+            stack.enter_context(closing(records))  # type: ignore[type-var]
             for last in records:
-                kept = run.positions(last.states) if keep_every and last.step % keep_every == 0 else None
+                number += last.observables is not None
+                is_kept = keep_every and last.observables is not None and number % keep_every == 0
+                kept = run.positions(last.states) if is_kept else None
                 due = hosts.first_decides(writer is not None and writer.checkpoint_due(last.step))
                 complete = hosts.to_first(last.states) if due else None
                 with hosts.together():
@@ -222,16 +349,18 @@ class _Session:
                         writer.add(last, kept)
                     if writer and due:
                         writer.checkpoint(last.step, complete)
+                if self.on_record is not None and last.observables is not None:
+                    self.on_record(last)
                 if last.step < settings.num_steps and self.stop_asked():
                     interrupted = True
                     break
-        if hosts.first_decides(writer is not None and writer.saved_step != last.step):
-            complete = hosts.to_first(last.states)
-            with hosts.together():
-                if writer:
-                    writer.checkpoint(last.step, complete)
+            if hosts.first_decides(writer is not None and writer.saved_step != last.step):
+                complete = hosts.to_first(last.states)
+                with hosts.together():
+                    if writer:
+                        writer.checkpoint(last.step, complete)
+            seconds = writer.seconds if writer else 0.0
         stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
-        seconds = writer.seconds if writer else 0.0
         how = "interrupted" if interrupted else "ended"
         self.log(f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
         ended = (last.step, settings.num_steps, interrupted, stopped, seconds)
@@ -243,7 +372,7 @@ class _StopAskedError(Exception):
 
 
 @contextmanager
-def _session(folder: RunFolder, command: Command, progress: bool | None) -> Iterator[_Session]:
+def _session(folder: RunFolder, command: Command, progress: bool | None, **more: Any) -> Iterator[_Session]:
     """Lock the folder, log warnings, and stop on signals."""
     notes: list[str] = []
     with ExitStack() as stack:
@@ -261,42 +390,167 @@ def _session(folder: RunFolder, command: Command, progress: bool | None) -> Iter
                 show(message, *details, **more)
 
             warnings.showwarning = show_and_log
-        yield _Session(folder, command or sys.argv, progress, notes, lambda: hosts.any_process(stop_asked()))
+        asked = lambda: hosts.any_process(stop_asked())  # noqa: E731
+        yield _Session(folder, command or sys.argv, progress, notes, asked, **more)
 
 
-def _restore(folder: RunFolder, experiment: Experiment) -> tuple[Checkpoint, Any, list[str], Store, Store]:
-    """Return the newest valid checkpoint, its states, notes on damage, and the stores of the trace and kept weights.
+def _restore(
+    folder: RunFolder,
+    experiment: Experiment,
+    num_records: int | None = None,
+    *,
+    hashes: Mapping[str, str] | None = None,
+    samples: bool = True,
+) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
+    """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
 
-    Raises an error if the files do not fit the configuration or each other.
+    Raises an error that names the first damaged record, if no valid checkpoint lies before it; `resume` falls back to
+    one that does. With `num_records`, only these records count.
     """
-    settings, run = experiment.settings, experiment.run
-    shapes = run.abstract_states(experiment.weights_shape)
-    at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
-    records, kept = read_committed(folder)  # after the checkpoint, which a run writes after its records
-    trace, weights = open_stores(folder, run, shapes, settings, (records, kept))
-    trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
-    every = settings.recording.keep_weights_every or records + 1
-    wrong = kept != records // every or at.records != at.step // settings.record_every
-    if wrong or at.records > records or at.kept > kept:
-        why = f"gives {records} records and {kept} kept weights, which does not fit the checkpoint at step {at.step}"
-        raise RunFolderError(f"{folder.committed} {why}; restore the folder from a copy")
-    return at, states, notes, trace, weights
+    run, checkpoints, notes = experiment.run, Checkpoints(folder.checkpoints), list[str]()
+    resuming, shapes = hashes is not None, run.abstract_states(experiment.weights_shape)
+    hashes = hashes or _hashes(experiment)
+    wanted = headers(run, shapes, hashes, experiment.settings.recording.weights_dtype)
+    python = isinstance(experiment.settings, PythonSettings) and not resuming
+    with RecordFile(folder.trace, None if python else wanted[0]) as trace, RecordFile(folder.weights, wanted[1]) as kept:
+        if trace.header.about.get("run") != hashes:
+            raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
+        steps, error = checkpoints.steps(), "there is none"  # before the records, which a run writes before them
+        at = states = None
+        values, records = trace.read(0, num_records)
+        draws, num_kept = kept.read(0, None if samples or resuming else 0)
+        for step in reversed(steps):
+            try:
+                at, states = checkpoints.restore(step, shapes, hashes)
+            except RunFolderError as failure:
+                error = f"{failure}"
+                notes.append(f"{error.partition(';')[0]}; falling back to the checkpoint before")
+                continue
+            bad = _damage(trace, at.records, records, num_records) or _damage(kept, at.kept, num_kept, num_records, samples)
+            if bad and not resuming:
+                raise RunFolderError(f"{bad}; pl.load(DIR, num_records=N) reads the records before it")
+            if not bad:
+                break
+            notes, error, at = [*notes, f"{bad}; falling back to the checkpoint before"], bad, None
+        if at is None:
+            raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); sample again into a new folder")
+        for file, count in ((trace, records), (kept, num_kept)):
+            if count < file.recorded and num_records is None and (samples or file is trace):
+                notes.append(f"{file.path}: record {count} is incomplete or damaged; `resume` computes it again")
+    if num_records is not None:
+        count = int(np.searchsorted(draws["step"], values["step"][-1] if records else 0, "right"))
+        draws = {name: array[:count] for name, array in draws.items()}
+    tensors = [np.moveaxis(draws[name], 0, 2) for name, *_ in wanted[1].fields[1:]] if len(draws["step"]) else []
+    return at, states, notes, trace.header, values, tensors
 
 
-def _read_settings(folder: RunFolder, overrides: Sequence[str] = ()) -> Settings:
+def _damage(file: RecordFile, needed: int, valid: int, num_records: int | None, matters: bool = True) -> str | None:
+    """Return what is wrong with the records that a checkpoint needs, None if they are valid or not asked for."""
+    if valid >= needed or not matters or num_records is not None:
+        return None
+    why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {needed}"
+    return f"{file.path}: record {valid} is damaged ({why})"
+
+
+def _python_experiment(folder: RunFolder, settings: Any, sampler: Sampler, model: Mapping[str, Any]) -> Experiment:
+    """Return the experiment of a run that Python started; raise unless sampler and weights are those of the run."""
+    if not isinstance(settings, PythonSettings):
+        raise RunFolderError(f"{folder.path} was started from a configuration; leave the sampler out")
+    model = dict(model)
+    weights = model.pop("weights", None)
+    if weights is None and not settings.structure:
+        why = "the weights are not nested dicts, lists and tuples"
+        raise RunFolderError(f"{folder.path}: {why}; pass weights=, any weights of the same model")
+    shape = _from_structure(settings) if weights is None else weights
+    shape = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), shape)
+    for what, ours, theirs in (
+        ("weights", _shapes(shape), settings.weights),
+        ("sampler", _described(sampler), settings.sampler),
+    ):
+        for name in [*theirs, *ours]:
+            if ours.get(name) != theirs.get(name):
+                why = f"has {name} = {ours.get(name)}, and the run began with {theirs.get(name)}"
+                raise RunFolderError(f"{folder.path}: the {what} {why}; pass the {what} of the run")
+    model |= {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
+    with naming(""):
+        run = Run(sampler, observe_examples=settings.recording.observe_examples, **model)
+    return Experiment(settings, run, shape)
+
+
+def _described(sampler: Sampler) -> dict[str, Any]:
+    settings = {"name": sampler.name, **sampler.settings}
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _shapes(weights: Weights) -> dict[str, str]:
+    return {f"{i} {name}": f"{leaf.dtype}{[*leaf.shape]}" for i, (name, leaf) in enumerate(named_leaves(weights))}
+
+
+def _structure(tree: Any) -> str:
+    """Return the nesting of dicts, lists and tuples as JSON, with 0 for an array; empty if there is anything else."""
+
+    def nesting(node: Any) -> Any:
+        if type(node) is dict and all(type(key) is str for key in node):
+            return {key: nesting(node[key]) for key in sorted(node)}
+        if type(node) in (list, tuple):
+            return [type(node).__name__, *map(nesting, node)]
+        if not hasattr(node, "shape"):
+            raise TypeError
+        return 0
+
     try:
-        return config.read(folder.config, overrides)
+        return json.dumps(nesting(tree))
+    except TypeError:
+        return ""
+
+
+def _from_structure(settings: PythonSettings) -> Weights:
+    shapes = iter(settings.weights.values())
+
+    def made(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: made(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return (tuple if node[0] == "tuple" else list)(map(made, node[1:]))
+        dtype, _, shape = next(shapes).partition("[")
+        return jax.ShapeDtypeStruct(tuple(int(n) for n in shape[:-1].split(",") if n), dtype)
+
+    try:
+        return made(json.loads(settings.structure))
+    except (ValueError, TypeError, IndexError, StopIteration, RecursionError):
+        raise RunFolderError(f"structure = {settings.structure[:60]!r} is damaged; restore config.toml") from None
+
+
+def _check_energies(folder: RunFolder, experiment: Experiment, states: Any, at: Checkpoint) -> None:
+    """Raise unless the potential gives the energies that were recorded at the checkpoint: it is code, without a hash."""
+    with RecordFile(folder.trace) as file:
+        last, _ = file.read(at.records - 1, at.records) if at.records else ({"step": [0]}, 0)
+    if not at.records or last["step"][0] != at.step:
+        return
+    found = experiment.run.observe(experiment.run.put(states))["potential"].reshape(last["potential"][0].shape)
+    recorded = last["potential"][0]
+    if not np.allclose(found, recorded, rtol=1e-4, equal_nan=True) and np.isfinite(recorded).all():
+        why = f"U = {found.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
+        raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
+
+
+def _read_settings(folder: RunFolder, overrides: Sequence[str] = (), base: Path | None = None) -> Any:
+    try:
+        return config.parse(read_text(folder.config), overrides, source="the file", folder=base or folder.path.resolve())
     except ConfigError as error:
         raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{folder.config} is not UTF-8 text (byte {error.start}); restore it from a copy"]) from None
 
 
-def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
+def _changed(folder: RunFolder, overrides: Sequence[str]) -> Any:
     """Return the settings with overrides; raise if one of them would make another run."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key not in FREE:
             raise ConfigError([f"--set {override}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
-    settings = config.parse(config.to_toml(_read_settings(folder)), overrides, folder=folder.path.resolve())
+    _read_settings(folder)  # for errors of the file itself
+    settings = config.parse(read_text(folder.config), overrides, folder=folder.path.resolve())
     done = Checkpoints(folder.checkpoints).steps()
     if done and settings.num_steps < done[-1]:
         given = f"num_steps = {settings.num_steps}"
@@ -305,31 +559,40 @@ def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
 
 
 def _hashes(experiment: Experiment) -> dict[str, str]:
-    """Return SHA-256 hashes of the data, and of the settings that decide the chains and the layout of the files."""
-    data = hashlib.sha256()
-    sets = [dataset.batch for dataset in (experiment.run.sampler.dataset, experiment.run.test) if dataset is not None]
-    for leaf in jax.tree.leaves(sets):
-        data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
-        array, at_once = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, 2**16
-        for first in range(0, leaf.shape[0], at_once):  # a data set on disk need not fit into memory
-            data.update(np.ascontiguousarray(array[first : first + at_once]).data)
-    settings: dict[str, Any] = {}
+    """Return SHA-256 hashes of the data, and of the settings and code that decide the chains and the files."""
+    settings: dict[str, Any] = {"code": hashlib.sha256(experiment.code).hexdigest()}
     for name, value in experiment.settings.model_dump().items():
         settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
     text = json.dumps({name: value for name, value in settings.items() if name not in FREE}, sort_keys=True)
-    return {"data_sha256": data.hexdigest(), "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    data = _hash_of(experiment.run.sampler)
+    return {"data_sha256": data, "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _check_unchanged(folder: RunFolder, experiment: Experiment) -> None:
-    """Raise if the settings or the data are not those that the run began with."""
-    if not folder.provenance.exists() and not folder.committed.exists():
-        return
-    noted, hashes = read_json(folder.provenance), _hashes(experiment)
-    if noted.get("settings_sha256") != hashes["settings_sha256"]:
-        remedy = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
-        raise RunFolderError(f"{folder.config} was changed since the run began; {remedy}")
-    if noted.get("data_sha256") != hashes["data_sha256"]:
-        raise RunFolderError(f"the data are not those that {folder.path} began with; put the files back as they were")
+def _hash_of(tree: Any) -> str:
+    """Return the SHA-256 of the data sets and arrays of a tree."""
+    data = hashlib.sha256()
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Dataset))
+    for leaf in jax.tree.leaves([node.batch if isinstance(node, Dataset) else node for node in nodes]):
+        data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
+        array, at_once = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, 2**16
+        for first in range(0, leaf.shape[0], at_once) if leaf.ndim else ():  # data on disk may be larger than memory
+            data.update(np.ascontiguousarray(array[first : first + at_once]).data)
+    return data.hexdigest()
+
+
+def _check_unchanged(folder: RunFolder, experiment: Experiment) -> dict[str, str]:
+    """Return the hashes of settings and data; raise if they, or the test set, are not those that the run began with."""
+    hashes = _hashes(experiment)
+    if folder.provenance.exists() or folder.trace.exists():
+        noted = read_json(folder.provenance)
+        if noted.get("settings_sha256") != hashes["settings_sha256"]:
+            raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
+        found = {"data": hashes["data_sha256"], "test": _hash_of(experiment.run.test)}
+        for what, name in (("data", "data are"), ("test", "test set is")):
+            if noted.get(f"{what}_sha256") != found[what]:
+                why = f"the {name} not what the run began with"
+                raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
+    return hashes
 
 
 @contextmanager
