@@ -26,8 +26,8 @@ _LAZY = {  # imported when first used: they need files, plots or statistics
     "certificate": "diagnostics.certificate",
     "find_temperature": "apps.temperature",
     "fit": "apps.fit",
-    "load": "runs.session",
-    "resume": "runs.session",
+    "load": "runs.python",
+    "resume": "runs.python",
     "tune": "apps.tune",
 }
 _LAZY_MODULES = {"diagnostics": "diagnostics", "predictions": "diagnostics.ensemble"}

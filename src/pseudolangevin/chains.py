@@ -153,10 +153,10 @@ def sample(
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
     if folder is not None:
-        session = import_module(".runs.session", __package__)  # a level above, for those who ask for a folder
+        folders = import_module(".runs.python", __package__)  # a level above, for those who ask for a folder
         lengths = {"num_steps": num_steps, "record_every": every, "keep_weights_every": keep_weights_every}
         more = {"on_record": on_record, "max_seconds": max_seconds, "progress": progress}
-        return session.sample_into(folder, run, weights, key, lengths | more)
+        return folders.sample(folder, run, weights, key, lengths | more)
     states = run.start(weights, key)
     records: list[dict[str, np.ndarray]] = []
     kept: list[Weights] = []

@@ -82,7 +82,7 @@ def sample(
 
     Ctrl-C stops the run cleanly; `resume` continues it. --print-config makes a file to edit.
     """
-    from .runs import config, session
+    from .runs import build, config, session
 
     if config_file is not None:
         settings = config.read(config_file, overrides or ())
@@ -97,7 +97,7 @@ def sample(
     path = out or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     with _resumable(path):
         _join(coordinator, num_processes, process_id, distributed)
-        return _report_outcome(session.start(settings, path, allow_code=allow_code))
+        return _report_outcome(session.start(settings, path, make=partial(build.build, allow_code=allow_code)))
 
 
 @app.command(epilog="pseudolangevin resume runs/first --steps 1200000   (extends a finished run)")
@@ -116,12 +116,14 @@ def resume(
 
     The result equals that of an uninterrupted run to the bit.
     """
-    from .runs import session
+    from .runs import build, session
 
     with _resumable(run_dir):
         _join(coordinator, num_processes, process_id, distributed)
         lengths = {"num_steps": steps, "record_every": record_every}
-        return _report_outcome(session.resume(run_dir, overrides or (), **lengths, allow_code=allow_code))
+        changes = [*(overrides or ()), *(f"{key}={value}" for key, value in lengths.items() if value is not None)]
+        make = partial(build.build, allow_code=allow_code)
+        return _report_outcome(session.resume(run_dir, changes, make=make))
 
 
 @app.command(epilog="pseudolangevin check runs/first && echo trustworthy")
@@ -133,12 +135,12 @@ def check(
 ) -> int:
     """Check whether the samples can be trusted: exit code 0 if the certificate passes, 1 if not."""
     from .diagnostics import certificate
-    from .runs import build, folder, session
+    from .runs import build, folder, python
 
     made = folder.RunFolder.existing(run_dir)
     if folder.read_or_empty(made.config).get("made_by") == "python":
         return _show_certificate(made, as_json)
-    result = session.load(run_dir, allow_code=allow_code)
+    result = python.load(run_dir, allow_code=allow_code)
     if result.trace.sizes["draw"] == 0:
         raise folder.RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
     with build.naming("check"):

@@ -321,7 +321,9 @@ def parse(
     for section in CHOICES if to_edit else ():
         if isinstance(table := data.setdefault(section, {}), dict):
             fields = _models(section)[table.get(_tag(section), next(iter(_models(section))))].model_fields
-            data[section] = {key: EXAMPLES[key] for key in fields if key in EXAMPLES and fields[key].is_required()} | table
+            data[section] = {
+                key: EXAMPLES[key] for key in fields if key in EXAMPLES and fields[key].is_required()
+            } | table
     try:
         settings = (PythonSettings if from_python else Settings).model_validate(data)
     except ValidationError as error:

@@ -37,7 +37,7 @@ from ..diagnostics.verdicts import Line
 from ..observables import OBSERVABLES
 from ..samplers.base import HEALTHY, Status
 from .folder import RunFolder, RunFolderError, check_writable, read_or_empty, write_atomically
-from .session import load
+from .python import load
 from .store import read_trace
 
 # Colours of the light theme; report.css defines the same names for both themes.

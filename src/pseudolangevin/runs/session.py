@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,12 @@ import numpy as np
 
 from .. import placement as hosts
 from .._checks import check_integer
-from .._trees import Weights, named_leaves
-from ..chains import Record, Result, Run, check_lengths
-from ..data import Dataset, StreamedDataset
-from ..samplers.base import HEALTHY, Sampler
+from ..chains import Record, Result, Run
+from ..data import Dataset
+from ..samplers.base import HEALTHY
 from . import config
-from .build import Experiment, build, check_chains, naming
-from .config import PATHS, ConfigError, PythonSettings, Recording, Settings
+from .build import Experiment, build, naming
+from .config import PATHS, ConfigError, PythonSettings, Settings
 from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, read_text
 from .folder import write_atomically as write
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
@@ -46,6 +44,7 @@ MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
 REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
 Command = Sequence[str] | None
+Make = Callable[..., Experiment]
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
 
 
@@ -86,7 +85,7 @@ def start(
     *,
     command: Command = None,
     progress: bool | None = None,
-    allow_code: bool = False,
+    make: Make | None = None,
 ) -> Outcome:
     """Sample into a new run folder.
 
@@ -95,14 +94,15 @@ def start(
         path: the folder, which must be new or empty.
         command: command noted in provenance.json; default: that of this process.
         progress: show a progress bar; default: when the output is a terminal.
-        allow_code: execute the Python file that `network.module` names.
+        make: function from settings to an experiment.
     """
     with hosts.together():
-        experiment = build(settings, allow_code=allow_code)
-    return _start(experiment, path, command, progress)
+        experiment = (make or build)(settings)
+    return begin(experiment, path, command, progress)
 
 
-def _start(experiment: Experiment, path: str | Path, command: Command, progress: bool | None, **more: Any) -> Outcome:
+def begin(experiment: Experiment, path: str | Path, command: Command, progress: bool | None, **more: Any) -> Outcome:
+    """Sample into a new run folder; `more`: the arguments `on_record` and `max_seconds` of `pl.sample`."""
     folder = RunFolder(Path(path))
     with hosts.together():
         if hosts.is_first():
@@ -114,127 +114,46 @@ def _start(experiment: Experiment, path: str | Path, command: Command, progress:
 
 def resume(
     path: str | Path,
-    overrides: Sequence[str] | Sampler = (),
+    overrides: Sequence[str] = (),
     *,
-    num_steps: int | None = None,
-    record_every: int | None = None,
     command: Command = None,
     progress: bool | None = None,
-    allow_code: bool = False,
-    **model: Any,
-) -> Any:
+    make: Make | None = None,
+    **more: Any,
+) -> Outcome:
     """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
 
-    On other devices, or with another placement, it is the same to rounding. A run that `pl.sample(..., folder=DIR)`
-    started is continued with `pl.resume(DIR, sampler, num_steps=...)`, which returns its `Result`. The sampler's
-    settings, the data, the structure of the weights and the energies of the last record must be those of the run.
+    On other devices, or with another placement, it is the same to rounding.
 
     Args:
         path: the run folder.
-        overrides: the sampler of a run that Python started; or else `key=value` changes of keys in `CHANGEABLE` and
-            of paths, which are relative to the run folder.
-        num_steps: total number of steps, to extend a run.
-        record_every: steps between records from now on.
+        overrides: `key=value` changes of keys in `CHANGEABLE` and of paths, which are relative to the run folder;
+            `num_steps=40000` extends a run.
         command: see `start`.
         progress: see `start`.
-        allow_code: see `start`.
-        model: with a sampler, what else `sample` was called with: `test`, `observables`, `chunk_size`, `placement`,
-            `on_record`, `max_seconds`; and `weights`, any weights of the model, if they are not nested dicts, lists and
-            tuples.
+        make: function from settings to an experiment.
+        more: see `begin`.
     """
-    lengths = {"num_steps": num_steps, "record_every": record_every}
-    sampler = overrides if isinstance(overrides, Sampler) else None
-    changes = [f"{key}={value}" for key, value in lengths.items() if value is not None]
-    more = {name: model.pop(name) for name in ("on_record", "max_seconds") if name in model}
-    for name, value in lengths.items() if sampler else ():
-        if value is not None:
-            check_integer(name, value, minimum=1)
     folder = RunFolder.existing(path)
     with _session(folder, command, progress, **more) as session:
-        outcome = session.resume([*changes, *(() if sampler else overrides)], sampler, allow_code, model)  # type: ignore
-    return outcome if sampler is None else _result_of(outcome, folder, sampler, model)
+        return session.resume(overrides, make or build)
 
 
-def sample_into(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapping[str, Any]) -> Result:
-    """Sample into a new run folder, as `pl.sample` does in memory; `options` are the arguments of `pl.sample`."""
-    recording = {"keep_weights_every": options["keep_weights_every"] or 0}
-    if run.observed is not run.sampler.dataset:
-        recording["observe_examples"] = run.observed.num_examples
-    with naming(""):
-        check_chains(run, weights)
-    states = run.start(weights, key)
-    one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
-    recording["weights_dtype"] = max(str(leaf.dtype) for leaf in jax.tree.leaves(one))  # type: ignore[assignment]
-    settings = PythonSettings(
-        temperatures=[*run.temperatures] if run.sampler.uses_temperature else None,
-        num_chains=run.num_chains,
-        num_steps=options["num_steps"],
-        record_every=options["record_every"],
-        structure=_structure(one),
-        sampler=_described(run.sampler),
-        weights=_shapes(one),
-        recording=Recording.model_validate(recording),
-    )
-    more = {name: options[name] for name in ("on_record", "max_seconds")}
-    outcome = _start(Experiment(settings, run, one, states=states), path, None, options["progress"], **more)
-    return _result_of(outcome, RunFolder(Path(path)), run.sampler, {"test": run.test, "weights": one})
-
-
-def _result_of(outcome: Outcome, folder: RunFolder, sampler: Sampler, model: Mapping[str, Any]) -> Result:
-    """Return the result of a session that Python started, with its certificate and report in the folder."""
-    if outcome.interrupted:
-        raise KeyboardInterrupt(f"stopped at step {outcome.step}; continue with pl.resume({str(folder.path)!r}, sampler)")
-    result = load(folder.path, sampler, weights=model.get("weights"))
-    if hosts.is_first() and not outcome.nothing_to_do:
-        from ..diagnostics import certificate  # noqa: PLC0415
-
-        # Draws of noise take as long as steps do: at most 5 % of the run.
-        made = certificate(result, noise_draws=1_000 if outcome.step >= 20_000 else 0)
-        noted = {"step": outcome.step, "text": made.to_text(), **made.to_dict()}
-        with disk_errors(folder):
-            write(folder.certificate, json.dumps(noted, indent=2))
-            if util.find_spec("matplotlib") and util.find_spec("jinja2"):
-                from .report import write_report  # noqa: PLC0415
-
-                write_report(folder.path, certificate=made, result=result)
-    return result
-
-
-def load(
-    path: str | Path,
-    sampler: Sampler | None = None,
-    *,
-    samples: bool = True,
-    num_records: int | None = None,
-    weights: Weights | None = None,
-    allow_code: bool = False,
-) -> Result:
-    """Return the result of a run, finished or not, as `sample` would have returned it.
-
-    Every record, kept draw and checkpoint is checked; a damaged one is an error that names it.
-
-    Args:
-        path: the run folder.
-        sampler: the sampler of a run that Python started; a configuration describes its own.
-        samples: also read the kept weights into memory.
-        num_records: number of first records to read, for example those before a damaged one; default: all.
-        weights: any weights of the model, if they are not nested dicts, lists and tuples.
-        allow_code: execute the Python file that `network.module` names.
-    """
+def load(path: str | Path, *, samples: bool = True, num_records: int | None = None, make: Make | None = None) -> Result:
+    """Return the result of a run, finished or not, as `sample` would have returned it; see `pl.load`."""
     folder = RunFolder.existing(path)
+    if num_records is not None:
+        check_integer("num_records", num_records, minimum=0)
     settings = _read_settings(folder)
     if not folder.trace.exists():
         raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
-    if sampler is not None:
-        experiment = _python_experiment(folder, settings, sampler, {"weights": weights})
-    else:
-        if isinstance(settings, Settings):
-            settings = settings.model_copy(update={"placement": config.Devices(chains=1)})
-        experiment = build(settings, check_start=False, allow_code=allow_code)
+    if isinstance(settings, Settings):
+        settings = settings.model_copy(update={"placement": config.Devices(chains=1)})
+    experiment = (make or build)(settings, check_start=False)
     run = experiment.run
     states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)[1:]
     for note in notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)
     dataset = to_dataset(header, trace).drop_vars("seconds").assign_attrs(record_every=settings.record_every)
     draws = None
     if kept:
@@ -267,8 +186,8 @@ class _Session:
         noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
         with hosts.together():
             if hosts.is_first():
-                write(folder.provenance, json.dumps(noted, indent=2))
                 write(folder.config, config.to_toml(settings))
+                write(folder.provenance, json.dumps(noted, indent=2))
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
 
         def on_pause() -> None:
@@ -290,28 +209,25 @@ class _Session:
                 Writer.create(folder, run, complete, settings.recording, hashes)
         return self.proceed(experiment, states, Checkpoint(), hashes)
 
-    def resume(self, changes: Sequence[str], sampler: Sampler | None, allow_code: bool, model: Any) -> Outcome:
+    def resume(self, changes: Sequence[str], make: Make) -> Outcome:
         """Sample from the newest valid checkpoint on, or from the first step if there is none yet."""
         folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
             settings = _changed(folder, changes)
             begun = folder.trace.exists()
-            if sampler is not None:
-                experiment = _python_experiment(folder, settings, sampler, model)
-            else:
-                experiment = build(settings, check_start=not begun, allow_code=allow_code)
+            experiment = make(settings, check_start=not begun)
             hashes = _check_unchanged(folder, experiment)
-            if not begun and (any(checkpoints.steps()) or sampler is not None):
-                remedy = "restore it from a copy" if sampler is None else "remove the folder and sample again"
-                raise RunFolderError(f"{folder.trace} is missing; {remedy}")
+            if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
+                raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
         if not begun:
             self.log("resumed before the first record: beginning again")
             return self.begin(experiment)
         with hosts.together():
             at, states, damage, *_ = _restore(folder, experiment, hashes=hashes)
             self.notes += damage
-            if sampler is not None:
-                _check_energies(folder, experiment, states, at)
+        states = experiment.run.put(states)
+        _check_energies(folder, experiment.run, states, at)
+        with hosts.together():
             if hosts.is_first():
                 for line in self.notes:
                     folder.log(line)
@@ -323,11 +239,15 @@ class _Session:
                     folder.log(f"resumed from the checkpoint at step {at.step}")
                 write(folder.config, config.to_toml(settings))
                 checkpoints.clean(newer_than=at.step)
-        return self.proceed(experiment, experiment.run.put(states), at, hashes)
+        return self.proceed(experiment, states, at, hashes)
 
     def proceed(self, experiment: Experiment, states: Any, at: Checkpoint, hashes: Mapping[str, str]) -> Outcome:
         """Sample from a checkpoint on."""
-        settings, run, keep_every = experiment.settings, experiment.run, experiment.settings.recording.keep_weights_every
+        settings, run, keep_every = (
+            experiment.settings,
+            experiment.run,
+            experiment.settings.recording.keep_weights_every,
+        )
         with ExitStack() as stack:
             with hosts.together():
                 writer = Writer(self.folder, run, settings.recording, hashes, at) if hosts.is_first() else None
@@ -335,7 +255,11 @@ class _Session:
                 stack.callback(writer.close)
             last, interrupted, number = Record(at.step, states, None), self.stop_asked(), at.records
             stop, pause = at.step if interrupted else settings.num_steps, settings.recording.checkpoint_every
-            limits = {"pause_every": pause, "max_seconds": self.max_seconds, "progress": self.progress if writer else False}
+            limits = {
+                "pause_every": pause,
+                "max_seconds": self.max_seconds,
+                "progress": self.progress if writer else False,
+            }
             records = run.records(states, first=at.step, stop=stop, every=settings.record_every, **limits)  # type: ignore
             stack.enter_context(closing(records))  # type: ignore[type-var]
             for last in records:
@@ -412,7 +336,10 @@ def _restore(
     hashes = hashes or _hashes(experiment)
     wanted = headers(run, shapes, hashes, experiment.settings.recording.weights_dtype)
     python = isinstance(experiment.settings, PythonSettings) and not resuming
-    with RecordFile(folder.trace, None if python else wanted[0]) as trace, RecordFile(folder.weights, wanted[1]) as kept:
+    with (
+        RecordFile(folder.trace, None if python else wanted[0]) as trace,
+        RecordFile(folder.weights, wanted[1]) as kept,
+    ):
         if trace.header.about.get("run") != hashes:
             raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
         steps, error = checkpoints.steps(), "there is none"  # before the records, which a run writes before them
@@ -426,14 +353,18 @@ def _restore(
                 error = f"{failure}"
                 notes.append(f"{error.partition(';')[0]}; falling back to the checkpoint before")
                 continue
-            bad = _damage(trace, at.records, records, num_records) or _damage(kept, at.kept, num_kept, num_records, samples)
+            bad = _damage(trace, at.records, records, num_records) or _damage(
+                kept, at.kept, num_kept, num_records, samples
+            )
             if bad and not resuming:
                 raise RunFolderError(f"{bad}; pl.load(DIR, num_records=N) reads the records before it")
             if not bad:
                 break
             notes, error, at = [*notes, f"{bad}; falling back to the checkpoint before"], bad, None
         if at is None:
-            raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); sample again into a new folder")
+            raise RunFolderError(
+                f"{folder.checkpoints} has no valid checkpoint ({error}); sample again into a new folder"
+            )
         for file, count in ((trace, records), (kept, num_kept)):
             if count < file.recorded and num_records is None and (samples or file is trace):
                 notes.append(f"{file.path}: record {count} is incomplete or damaged; `resume` computes it again")
@@ -452,91 +383,22 @@ def _damage(file: RecordFile, needed: int, valid: int, num_records: int | None, 
     return f"{file.path}: record {valid} is damaged ({why})"
 
 
-def _python_experiment(folder: RunFolder, settings: Any, sampler: Sampler, model: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a run that Python started; raise unless sampler and weights are those of the run."""
-    if not isinstance(settings, PythonSettings):
-        raise RunFolderError(f"{folder.path} was started from a configuration; leave the sampler out")
-    model = dict(model)
-    weights = model.pop("weights", None)
-    if weights is None and not settings.structure:
-        why = "the weights are not nested dicts, lists and tuples"
-        raise RunFolderError(f"{folder.path}: {why}; pass weights=, any weights of the same model")
-    shape = _from_structure(settings) if weights is None else weights
-    shape = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), shape)
-    for what, ours, theirs in (
-        ("weights", _shapes(shape), settings.weights),
-        ("sampler", _described(sampler), settings.sampler),
-    ):
-        for name in [*theirs, *ours]:
-            if ours.get(name) != theirs.get(name):
-                why = f"has {name} = {ours.get(name)}, and the run began with {theirs.get(name)}"
-                raise RunFolderError(f"{folder.path}: the {what} {why}; pass the {what} of the run")
-    model |= {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
-    with naming(""):
-        run = Run(sampler, observe_examples=settings.recording.observe_examples, **model)
-    return Experiment(settings, run, shape)
-
-
-def _described(sampler: Sampler) -> dict[str, Any]:
-    settings = {"name": sampler.name, **sampler.settings}
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _shapes(weights: Weights) -> dict[str, str]:
-    return {f"{i} {name}": f"{leaf.dtype}{[*leaf.shape]}" for i, (name, leaf) in enumerate(named_leaves(weights))}
-
-
-def _structure(tree: Any) -> str:
-    """Return the nesting of dicts, lists and tuples as JSON, with 0 for an array; empty if there is anything else."""
-
-    def nesting(node: Any) -> Any:
-        if type(node) is dict and all(type(key) is str for key in node):
-            return {key: nesting(node[key]) for key in sorted(node)}
-        if type(node) in (list, tuple):
-            return [type(node).__name__, *map(nesting, node)]
-        if not hasattr(node, "shape"):
-            raise TypeError
-        return 0
-
-    try:
-        return json.dumps(nesting(tree))
-    except TypeError:
-        return ""
-
-
-def _from_structure(settings: PythonSettings) -> Weights:
-    shapes = iter(settings.weights.values())
-
-    def made(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: made(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return (tuple if node[0] == "tuple" else list)(map(made, node[1:]))
-        dtype, _, shape = next(shapes).partition("[")
-        return jax.ShapeDtypeStruct(tuple(int(n) for n in shape[:-1].split(",") if n), dtype)
-
-    try:
-        return made(json.loads(settings.structure))
-    except (ValueError, TypeError, IndexError, StopIteration, RecursionError):
-        raise RunFolderError(f"structure = {settings.structure[:60]!r} is damaged; restore config.toml") from None
-
-
-def _check_energies(folder: RunFolder, experiment: Experiment, states: Any, at: Checkpoint) -> None:
-    """Raise unless the potential gives the energies that were recorded at the checkpoint: it is code, without a hash."""
+def _check_energies(folder: RunFolder, run: Run, states: Any, at: Checkpoint) -> None:
+    """Raise unless the potential, which may be code, gives the energies that were recorded at the checkpoint."""
     with RecordFile(folder.trace) as file:
-        last, _ = file.read(at.records - 1, at.records) if at.records else ({"step": [0]}, 0)
+        last, _ = file.read(max(0, at.records - 1), at.records)
     if not at.records or last["step"][0] != at.step:
         return
-    found = experiment.run.observe(experiment.run.put(states))["potential"].reshape(last["potential"][0].shape)
     recorded = last["potential"][0]
-    if not np.allclose(found, recorded, rtol=1e-4, equal_nan=True) and np.isfinite(recorded).all():
+    found = run.split(run.observe(states)["potential"])
+    if not np.allclose(found[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
         why = f"U = {found.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
         raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
 
 
-def _read_settings(folder: RunFolder, overrides: Sequence[str] = (), base: Path | None = None) -> Any:
+def _read_settings(folder: RunFolder) -> Any:
     try:
-        return config.parse(read_text(folder.config), overrides, source="the file", folder=base or folder.path.resolve())
+        return config.parse(read_text(folder.config), source="the file", folder=folder.path.resolve())
     except ConfigError as error:
         raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
     except UnicodeDecodeError as error:

@@ -20,7 +20,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,12 +114,16 @@ class RecordFile:
             self._stream = os.fdopen(open_own(path, os.O_RDWR if writable else os.O_RDONLY), "rb")
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
-        self.header = Header.read(path, self._stream)
-        if header is not None and self.header.lines != header.lines:
-            ours, theirs = self.header.fields, header.fields
-            differ = next((pair for pair in itertools.zip_longest(ours, theirs) if pair[0] != pair[1]), None)
-            why = f"{differ[0]}, where config.toml requires {differ[1]}" if differ else "other settings or data"
-            raise RunFolderError(f"{path} does not fit the run: it has {why}; restore both from a copy")
+        try:
+            self.header = Header.read(path, self._stream)
+            if header is not None and self.header.lines != header.lines:
+                pairs = itertools.zip_longest(self.header.fields, header.fields)
+                differ = next((pair for pair in pairs if pair[0] != pair[1]), None)
+                why = f"{differ[0]}, where config.toml requires {differ[1]}" if differ else "other settings or data"
+                raise RunFolderError(f"{path} does not fit the run: it has {why}; restore both from a copy")
+        except RunFolderError:
+            self._stream.close()
+            raise
         self._start, self._length = len(self.header.lines), sum(self.header.sizes) + CHECKSUM
         self._pending, self._num_pending = bytearray(), 0
         self.recorded = max(0, os.fstat(self._stream.fileno()).st_size - self._start) // self._length
@@ -289,8 +293,10 @@ def headers(run: Run, states: Any, about: Mapping[str, str], weights_dtype: str)
     labels: dict[str, Any] = {"run": dict(about), "observed_examples": run.observed.num_examples}
     labels["variables"] = {str(name): [list(array.dims), array.attrs] for name, array in empty.data_vars.items()}
     labels["coords"] = {str(c): a.values.tolist() for c, a in empty.coords.items() if c not in ("draw", "step")}
-    kept = [(f"{i} {name}", jax.ShapeDtypeStruct((*run.shape, *leaf.shape[1:]), weights_dtype))
-            for i, (name, leaf) in enumerate(named_leaves(states.weights))]
+    kept = [
+        (f"{i} {name}", jax.ShapeDtypeStruct((*run.shape, *leaf.shape[1:]), weights_dtype))
+        for i, (name, leaf) in enumerate(named_leaves(states.weights))
+    ]
     step, seconds = (jax.ShapeDtypeStruct((), dtype) for dtype in (np.dtype(np.int64), np.dtype(np.float64)))
     trace = Header.of([("step", step), ("seconds", seconds), *shapes.items()], labels)
     return trace, Header.of([("step", step), *kept], {"run": dict(about)})
@@ -302,9 +308,12 @@ class Writer:
     def __init__(self, folder: RunFolder, run: Run, recording: Any, hashes: Mapping[str, str], at: Checkpoint) -> None:
         """Open the files of a run at a checkpoint; what was written after it will be written again."""
         self._folder, self._at, self._run, self._recording, self._hashes = folder, at, run, recording, hashes
-        self._trace, self._weights = (RecordFile(file, writable=True) for file in (folder.trace, folder.weights))
-        self._trace.truncate(at.records)
-        self._weights.truncate(at.kept)
+        with ExitStack() as stack:
+            files = [stack.enter_context(RecordFile(file, writable=True)) for file in (folder.trace, folder.weights)]
+            for file, recorded in zip(files, (at.records, at.kept), strict=True):
+                file.truncate(recorded)
+            stack.pop_all()
+        self._trace, self._weights = files
         self._flushing, self._saving = _Pace(1.0), _Pace(recording.checkpoint_seconds)
         self._began, self.saved_step = time.monotonic(), at.step
 
@@ -393,7 +402,9 @@ def to_dataset(header: Header, values: Mapping[str, np.ndarray]) -> xr.Dataset:
     coords = header.about["coords"] | {"draw": np.arange(len(values["step"]))}
     coords |= {name: ("draw", values[name]) for name in ("step", "seconds")}
     every = int(np.diff(values["step"][-2:], prepend=0)[-1]) if len(values["step"]) else 1
-    return xr.Dataset(variables, coords, {"observed_examples": header.about["observed_examples"], "record_every": every})
+    return xr.Dataset(
+        variables, coords, {"observed_examples": header.about["observed_examples"], "record_every": every}
+    )
 
 
 def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
@@ -403,15 +414,3 @@ def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
             return to_dataset(file.header, file.read(max(0, file.recorded - (last or file.recorded)))[0])
     except Exception:  # a foreign header fails in many ways
         return None
-
-
-def read_weights(path: Path, stop: int) -> tuple[list[np.ndarray], int]:
-    """Return the first `stop` kept weights, tensor by tensor, (temperature, chain, draw, ...), and the first bad one."""
-    with RecordFile(path) as file:
-        values, bad = file.read(0, stop)
-    return [np.moveaxis(values[name], 0, 2) for name, *_ in file.header.fields[1:]], bad
-
-
-def unreadable(path: Path, index: int, name: str) -> str:
-    """Return the error of a damaged record."""
-    return f"{path}: {name} {index} is damaged (its checksum is wrong)"
