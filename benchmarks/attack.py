@@ -5,11 +5,12 @@
     python benchmarks/attack.py configurations --count 500
     python benchmarks/attack.py calls --count 300
 
-A kill ends a run at a random moment: while it starts, samples, writes a checkpoint, resumes or is extended. The run must
-then continue to the bits of an undisturbed one. A mutation changes one file of a finished run; it must be found and
+A kill ends a run at a random moment: while it starts, samples, writes a checkpoint, resumes or is extended. The run
+must then continue to the bits of an undisturbed one. A mutation changes one file of a finished run; it must be found and
 named, or leave every result as it was. A bad configuration or call must give one line, without a traceback, and touch
 nothing outside the folder.
 """
+# ruff: noqa: PLC0415, D103, PLR0915, E501  imports wait until the environment is set
 
 from __future__ import annotations
 

@@ -204,6 +204,11 @@ class Run:
         placement: Placement | Mesh | None = None,
     ) -> None:
         """Validate the arguments before anything is compiled."""
+        for name, given, kind in (("sampler", sampler, Sampler), ("test", test, Dataset)):
+            if not isinstance(given, kind) and (given is not None or name == "sampler"):
+                raise ValueError(f"{name} = {str(given)[:60]!r} is not a {kind.__name__}; pass one")
+        if not isinstance(placement, Placement | Mesh | None):
+            raise ValueError(f"placement = {str(placement)[:60]!r} is not a Placement; pass pl.Placement(...)")
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
         check_integer("num_chains", num_chains, minimum=1)

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pseudolangevin as pl
 from pseudolangevin.runs import session, store
 from pseudolangevin.runs.folder import RunFolderError
 from pseudolangevin.runs.store import Checkpoints, Writer, read_trace
@@ -141,7 +140,7 @@ def test_a_finished_run_survives_a_power_cut(tmp_path, finished, monkeypatch):
     go_on(path)
     disk.cut_power(path, random.Random(0))
     assert_same_run(path, finished)
-    assert pl.load(path).trace.sizes["draw"] == 40
+    assert session.load(path).trace.sizes["draw"] == 40
 
 
 @pytest.mark.parametrize("fault_at", [1, 5, 12, 40])
@@ -255,7 +254,7 @@ def test_damaged_newest_checkpoint(tmp_path, finished, damage):
         flipped = bytes([*content[:-90], content[-90] ^ 1, *content[-89:]])
         newest.write_bytes({"truncate": content[: len(content) // 2], "flip": flipped, "empty": b""}[damage])
         with pytest.warns(UserWarning, match="0000000400.checkpoint is damaged"):
-            assert np.all(np.asarray(pl.load(path).states.step) == 390)
+            assert np.all(np.asarray(session.load(path).states.step) == 390)
     outcome = session.resume(path, ["num_steps=400"], progress=False)
     if damage != "remove":
         assert any("is damaged" in note and "falling back" in note for note in outcome.notes)
@@ -274,9 +273,9 @@ def test_damaged_records_are_named_and_computed_again_where_a_checkpoint_allows_
         content[start + record * length + 100] ^= 4
         (path / "trace.records").write_bytes(content)
         with pytest.raises(RunFolderError, match=rf"trace.records: record {record} is damaged"):
-            pl.load(path)
-        before = pl.load(path, num_records=record)
-        assert np.array_equal(before.trace["loss"], pl.load(finished).trace["loss"][..., :record])
+            session.load(path)
+        before = session.load(path, num_records=record)
+        assert np.array_equal(before.trace["loss"], session.load(finished).trace["loss"][..., :record])
         if can_resume:  # the checkpoint at step 360 lies before the damage
             assert session.resume(path, progress=False).first_step == 360
             assert_same_run(path, finished)
@@ -291,7 +290,7 @@ def test_no_valid_checkpoint_at_all(tmp_path, finished):
     for file in (path / "checkpoints").iterdir():
         file.write_bytes(b"")
     before = snapshot(path)
-    for action in (pl.load, session.resume):
+    for action in (session.load, session.resume):
         with pytest.raises(RunFolderError, match="no valid checkpoint"):
             action(path)
     assert snapshot(path) == before

@@ -133,7 +133,8 @@ def test_a_run_of_two_processes_survives_a_kill_of_one(placed_runs, tmp_path):
     second.process.kill()
     assert "another process is gone" in finish(first, code=130, seconds=120)
     finish(second, code=-signal.SIGKILL)
-    assert (trace := read_trace(out)) is not None
+    trace = read_trace(out)
+    assert trace is not None
     assert trace.sizes["draw"] < 40
     first, second = both(["resume", out])
     assert "400 of 400 steps done" in finish(first)

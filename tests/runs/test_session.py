@@ -49,7 +49,7 @@ def test_load_equals_sample(finished):
         test=experiment.run.test,
         keep_weights_every=settings.recording.keep_weights_every,
     )
-    loaded = pl.load(finished)
+    loaded = session.load(finished)
     xr.testing.assert_identical(loaded.trace, sampled.trace)
     for one, other in [(loaded.weights, sampled.weights), (loaded.samples, sampled.samples)]:
         assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
@@ -58,7 +58,7 @@ def test_load_equals_sample(finished):
     assert loaded.num_weights == sampled.num_weights
     assert str(jax.tree.structure(loaded.states)) == str(jax.tree.structure(sampled.states))
     assert np.array_equal(jax.random.key_data(loaded.states.key), jax.random.key_data(sampled.states.key))
-    assert pl.load(finished, samples=False).samples is None
+    assert session.load(finished, samples=False).samples is None
 
 
 def test_the_folder_describes_the_run(finished):
@@ -124,7 +124,7 @@ def test_load_while_the_run_goes_on(tmp_path, monkeypatch):
         return build_once(settings, **how)
 
     monkeypatch.setattr(session, "build", build_slowly)
-    result = pl.load(path)
+    result = session.load(path)
     assert result.trace.sizes["draw"] == 40
     assert np.all(np.asarray(result.states.step) == 400)
 
@@ -163,8 +163,8 @@ def test_memory_does_not_grow_with_the_number_of_records(tmp_path, monkeypatch):
 def test_a_run_may_end_between_records(tmp_path, finished):
     path = tmp_path / "run"
     assert session.start(small_settings("num_steps=125"), path, progress=False).step == 125
-    assert pl.load(path).trace.sizes["draw"] == 12
-    assert np.all(np.asarray(pl.load(path).states.step) == 125)
+    assert session.load(path).trace.sizes["draw"] == 12
+    assert np.all(np.asarray(session.load(path).states.step) == 125)
     assert session.resume(path, ["num_steps=400"], progress=False).step == 400
     assert_same_run(path, finished)
 
@@ -173,7 +173,7 @@ def test_the_interval_between_records_may_change(tmp_path, finished):
     path = tmp_path / "run"
     session.start(small_settings("num_steps=200"), path, progress=False)
     session.resume(path, ["num_steps=400", "record_every=40"], progress=False)
-    result, fine = pl.load(path), pl.load(finished)
+    result, fine = session.load(path), session.load(finished)
     steps = [*range(10, 201, 10), 240, 280, 320, 360, 400]
     assert result.trace["step"].values.tolist() == steps
     assert np.array_equal(result.trace["loss"], fine.trace["loss"].isel(draw=[step // 10 - 1 for step in steps]))
@@ -276,7 +276,7 @@ class TestFiles:
         (tmp_path / "moved.npz").rename(tmp_path / "again.npz")
         assert session.resume(path, ["num_steps=60", "task.file=../again.npz"], progress=False).step == 60
         assert config.read(path / "config.toml").task.file == str(path / "../again.npz")
-        assert pl.load(path).trace.sizes["draw"] == 6
+        assert session.load(path).trace.sizes["draw"] == 6
 
     def test_a_bad_start_leaves_no_folder(self, tmp_path, settings):
         (tmp_path / "start.npz").unlink()

@@ -228,9 +228,8 @@ def check_chains(run: Run, weights: Weights, widest: int = 0) -> None:
     need = run.size * 4 * (8 * num_weights(weights) + chunk * widest)
     if need > (available := _memory() * jax.process_count()) and jax.default_backend() == "cpu":
         why = f"need about {need / 1e9:.3g} GB, and this machine has {available / 1e9:.3g} GB"
-        raise ConfigError(
-            [f"num_chains = {run.num_chains} at {len(run.temperatures)} temperatures {why}; make them fewer"]
-        )
+        chains = f"num_chains = {run.num_chains} at {len(run.temperatures)} temperatures"
+        raise ConfigError([f"{chains} {why}; choose fewer"])
 
 
 def _check_memory(settings: Settings) -> None:

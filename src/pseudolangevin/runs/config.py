@@ -321,9 +321,8 @@ def parse(
     for section in CHOICES if to_edit else ():
         if isinstance(table := data.setdefault(section, {}), dict):
             fields = _models(section)[table.get(_tag(section), next(iter(_models(section))))].model_fields
-            data[section] = {
-                key: EXAMPLES[key] for key in fields if key in EXAMPLES and fields[key].is_required()
-            } | table
+            needed = [key for key, field in fields.items() if field.is_required() and key in EXAMPLES]
+            data[section] = {key: EXAMPLES[key] for key in needed} | table
     try:
         settings = (PythonSettings if from_python else Settings).model_validate(data)
     except ValidationError as error:
@@ -335,6 +334,7 @@ def parse(
 
 def _override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
+    override, given = f"{key}={text}"[:120], text[:60]
     *tables, last = key.strip().split(".")
     if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", part) for part in (*tables, last)):
         raise ConfigError([f"--set {override}: not of the form key=value; write --set sampler.batch_size=1024"])
@@ -344,7 +344,7 @@ def _override(data: dict[str, Any], override: str) -> None:
         value = text.strip()  # a bare word is a string: shells remove quotes
         if not re.fullmatch(r"[\w./~-]+", value):
             remedy = "quote strings, write lists as [1, 2]"
-            raise ConfigError([f"--set {override}: {text!r} is not a TOML value; {remedy}"]) from None
+            raise ConfigError([f"--set {override}: {given!r} is not a TOML value; {remedy}"]) from None
     for part in tables:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
@@ -414,8 +414,8 @@ def _explain(detail: dict[str, Any]) -> str:
 def _short(value: Any) -> str:
     try:
         text = " ".join(repr(value).split())
-    except RecursionError:
-        text = "(nested too deeply)"
+    except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
+        text = "(nested too deeply, or too long)"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -56,10 +56,17 @@ class RunFolder:
     lock = property(lambda self: self.path / "lock")
 
     @classmethod
+    def at(cls, path: str | Path) -> RunFolder:
+        """Return the folder of a path, which need not exist; raise if it is no path."""
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
+            raise RunFolderError(f"folder = {str(path)[:60]!r} is not the path of a folder; pass a string or a Path")
+        return cls(Path(path))
+
+    @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
         """Return a folder that contains a run; raise if it does not."""
-        folder = cls(Path(path))
-        if not folder.path.is_dir():
+        folder = cls.at(path)
+        if not os.path.isdir(folder.path):
             raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
         if not os.path.lexists(folder.config):
             raise RunFolderError(f"{path} contains no run (no config.toml); start one with `pseudolangevin sample`")

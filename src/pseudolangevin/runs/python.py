@@ -31,10 +31,9 @@ from .folder import RunFolder, RunFolderError, disk_errors, write_atomically
 
 def sample(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapping[str, Any]) -> Result:
     """Sample into a new run folder; `options` are the other arguments of `pl.sample`."""
-    with naming(""):
-        check_chains(run, weights)
     states = run.start(weights, key)
     one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
+    check_chains(run, one)
     recording = {"keep_weights_every": options["keep_weights_every"] or 0}
     recording |= {"weights_dtype": max(str(leaf.dtype) for leaf in jax.tree.leaves(one))}
     if run.observed is not run.sampler.dataset:

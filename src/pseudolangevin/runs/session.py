@@ -31,7 +31,7 @@ from .build import Experiment, build, naming
 from .config import PATHS, ConfigError, PythonSettings, Settings
 from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, read_text
 from .folder import write_atomically as write
-from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
+from .store import Checkpoint, CheckpointError, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 CHANGEABLE = (
     "num_steps",
@@ -44,7 +44,7 @@ MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
 REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
 Command = Sequence[str] | None
-Make = Callable[..., Experiment]
+Make = Callable[..., Experiment] | None  # None: `build`
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
 
 
@@ -80,12 +80,7 @@ class Outcome:
 
 
 def start(
-    settings: Settings,
-    path: str | Path,
-    *,
-    command: Command = None,
-    progress: bool | None = None,
-    make: Make | None = None,
+    settings: Settings, path: str | Path, *, command: Command = None, progress: bool | None = None, make: Make = None
 ) -> Outcome:
     """Sample into a new run folder.
 
@@ -103,7 +98,7 @@ def start(
 
 def begin(experiment: Experiment, path: str | Path, command: Command, progress: bool | None, **more: Any) -> Outcome:
     """Sample into a new run folder; `more`: the arguments `on_record` and `max_seconds` of `pl.sample`."""
-    folder = RunFolder(Path(path))
+    folder = RunFolder.at(path)
     with hosts.together():
         if hosts.is_first():
             with disk_errors(folder):
@@ -118,7 +113,7 @@ def resume(
     *,
     command: Command = None,
     progress: bool | None = None,
-    make: Make | None = None,
+    make: Make = None,
     **more: Any,
 ) -> Outcome:
     """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
@@ -139,7 +134,7 @@ def resume(
         return session.resume(overrides, make or build)
 
 
-def load(path: str | Path, *, samples: bool = True, num_records: int | None = None, make: Make | None = None) -> Result:
+def load(path: str | Path, *, samples: bool = True, num_records: int | None = None, make: Make = None) -> Result:
     """Return the result of a run, finished or not, as `sample` would have returned it; see `pl.load`."""
     folder = RunFolder.existing(path)
     if num_records is not None:
@@ -209,7 +204,7 @@ class _Session:
                 Writer.create(folder, run, complete, settings.recording, hashes)
         return self.proceed(experiment, states, Checkpoint(), hashes)
 
-    def resume(self, changes: Sequence[str], make: Make) -> Outcome:
+    def resume(self, changes: Sequence[str], make: Callable[..., Experiment]) -> Outcome:
         """Sample from the newest valid checkpoint on, or from the first step if there is none yet."""
         folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
@@ -243,29 +238,22 @@ class _Session:
 
     def proceed(self, experiment: Experiment, states: Any, at: Checkpoint, hashes: Mapping[str, str]) -> Outcome:
         """Sample from a checkpoint on."""
-        settings, run, keep_every = (
-            experiment.settings,
-            experiment.run,
-            experiment.settings.recording.keep_weights_every,
-        )
+        settings, run, recording = experiment.settings, experiment.run, experiment.settings.recording
         with ExitStack() as stack:
             with hosts.together():
-                writer = Writer(self.folder, run, settings.recording, hashes, at) if hosts.is_first() else None
+                writer = Writer(self.folder, run, recording, hashes, at) if hosts.is_first() else None
             if writer:
                 stack.callback(writer.close)
             last, interrupted, number = Record(at.step, states, None), self.stop_asked(), at.records
-            stop, pause = at.step if interrupted else settings.num_steps, settings.recording.checkpoint_every
-            limits = {
-                "pause_every": pause,
-                "max_seconds": self.max_seconds,
-                "progress": self.progress if writer else False,
-            }
-            records = run.records(states, first=at.step, stop=stop, every=settings.record_every, **limits)  # type: ignore
+            limits: dict[str, Any] = {"first": at.step, "stop": at.step if interrupted else settings.num_steps}
+            limits |= {"every": settings.record_every, "pause_every": recording.checkpoint_every}
+            limits |= {"max_seconds": self.max_seconds, "progress": self.progress if writer else False}
+            records = run.records(states, **limits)
             stack.enter_context(closing(records))  # type: ignore[type-var]
             for last in records:
                 number += last.observables is not None
-                is_kept = keep_every and last.observables is not None and number % keep_every == 0
-                kept = run.positions(last.states) if is_kept else None
+                every = recording.keep_weights_every if last.observables is not None else 0
+                kept = run.positions(last.states) if every and number % every == 0 else None
                 due = hosts.first_decides(writer is not None and writer.checkpoint_due(last.step))
                 complete = hosts.to_first(last.states) if due else None
                 with hosts.together():
@@ -328,59 +316,49 @@ def _restore(
 ) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
     """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
 
-    Raises an error that names the first damaged record, if no valid checkpoint lies before it; `resume` falls back to
-    one that does. With `num_records`, only these records count.
+    A damaged record before the checkpoint is an error. A run that is resumed, with its `hashes`, goes back to a
+    checkpoint before the damage instead. With `num_records`, only these records count.
     """
-    run, checkpoints, notes = experiment.run, Checkpoints(folder.checkpoints), list[str]()
-    resuming, shapes = hashes is not None, run.abstract_states(experiment.weights_shape)
+    checkpoints, notes, error, at = Checkpoints(folder.checkpoints), list[str](), "there is none", None
+    steps = checkpoints.steps()  # before the records, since a run writes them before
+    resuming, shapes = hashes is not None, experiment.run.abstract_states(experiment.weights_shape)
     hashes = hashes or _hashes(experiment)
-    wanted = headers(run, shapes, hashes, experiment.settings.recording.weights_dtype)
-    python = isinstance(experiment.settings, PythonSettings) and not resuming
-    with (
-        RecordFile(folder.trace, None if python else wanted[0]) as trace,
-        RecordFile(folder.weights, wanted[1]) as kept,
-    ):
+    wanted = headers(experiment.run, shapes, hashes, experiment.settings.recording.weights_dtype)
+    # Without the test set and own observables, the trace of a run that Python started may have more fields.
+    expected = None if isinstance(experiment.settings, PythonSettings) and not resuming else wanted[0]
+    with RecordFile(folder.trace, expected) as trace, RecordFile(folder.weights, wanted[1]) as kept:
         if trace.header.about.get("run") != hashes:
             raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
-        steps, error = checkpoints.steps(), "there is none"  # before the records, which a run writes before them
-        at = states = None
         values, records = trace.read(0, num_records)
-        draws, num_kept = kept.read(0, None if samples or resuming else 0)
+        draws, num_kept = kept.read(0, None if samples else 0)
+        files = [(trace, records, "records")] + ([(kept, num_kept, "kept")] if samples else [])
         for step in reversed(steps):
             try:
                 at, states = checkpoints.restore(step, shapes, hashes)
-            except RunFolderError as failure:
-                error = f"{failure}"
-                notes.append(f"{error.partition(';')[0]}; falling back to the checkpoint before")
-                continue
-            bad = _damage(trace, at.records, records, num_records) or _damage(
-                kept, at.kept, num_kept, num_records, samples
-            )
-            if bad and not resuming:
-                raise RunFolderError(f"{bad}; pl.load(DIR, num_records=N) reads the records before it")
-            if not bad:
-                break
-            notes, error, at = [*notes, f"{bad}; falling back to the checkpoint before"], bad, None
+                bad = [_damage(file, valid, getattr(at, name)) for file, valid, name in files if num_records is None]
+                if not any(bad):
+                    break
+                at, error = None, next(filter(None, bad))
+                if not resuming:
+                    raise RunFolderError(f"{error}; pl.load(DIR, num_records=N) reads the records before it")
+            except CheckpointError as failure:
+                error = str(failure)
+            notes.append(f"{error}; falling back to the checkpoint before")
         if at is None:
-            raise RunFolderError(
-                f"{folder.checkpoints} has no valid checkpoint ({error}); sample again into a new folder"
-            )
-        for file, count in ((trace, records), (kept, num_kept)):
-            if count < file.recorded and num_records is None and (samples or file is trace):
-                notes.append(f"{file.path}: record {count} is incomplete or damaged; `resume` computes it again")
+            remedy = "restore the folder from a copy, or sample again into a new one"
+            raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
+        notes += filter(None, [_damage(*pair[:2], pair[0].recorded) for pair in files if num_records is None])
     if num_records is not None:
-        count = int(np.searchsorted(draws["step"], values["step"][-1] if records else 0, "right"))
-        draws = {name: array[:count] for name, array in draws.items()}
+        last = values["step"][-1] if records else 0
+        draws = {name: array[: np.searchsorted(draws["step"], last, "right")] for name, array in draws.items()}
     tensors = [np.moveaxis(draws[name], 0, 2) for name, *_ in wanted[1].fields[1:]] if len(draws["step"]) else []
     return at, states, notes, trace.header, values, tensors
 
 
-def _damage(file: RecordFile, needed: int, valid: int, num_records: int | None, matters: bool = True) -> str | None:
-    """Return what is wrong with the records that a checkpoint needs, None if they are valid or not asked for."""
-    if valid >= needed or not matters or num_records is not None:
-        return None
+def _damage(file: RecordFile, valid: int, needed: int) -> str | None:
+    """Return which of the records that are needed is the first bad one."""
     why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {needed}"
-    return f"{file.path}: record {valid} is damaged ({why})"
+    return f"{file.path}: record {valid} is damaged ({why})" if valid < needed else None
 
 
 def _check_energies(folder: RunFolder, run: Run, states: Any, at: Checkpoint) -> None:

@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -158,7 +158,7 @@ class RecordFile:
             self.flush()
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write the records that were taken, if the file is still there; with `durable`, wait until they are on disk."""
+        """Write the records that were taken; with `durable`, wait until they are on disk. Raise if the file is gone."""
         here, named = os.fstat(self._stream.fileno()), os.lstat(self.path)
         if (here.st_dev, here.st_ino) != (named.st_dev, named.st_ino):
             raise RunFolderError(f"{self.path} was replaced while the run wrote to it; put it back, then resume")
@@ -220,6 +220,10 @@ class Checkpoint:
     seconds: float = 0.0
 
 
+class CheckpointError(Exception):
+    """Error about a checkpoint that cannot be used; the one before it may be."""
+
+
 class Checkpoints:
     """The newest checkpoints of a run, STEP.checkpoint; other files in their folder are left alone."""
 
@@ -246,22 +250,24 @@ class Checkpoints:
 
     def restore(self, step: int, like: Any, run: Mapping[str, str]) -> tuple[Checkpoint, Any]:
         """Return a checkpoint with its states in the structure of `like`; raise if it is damaged or of another run."""
-        path = self.file(step)
-        with RecordFile(path) as file:
-            about = file.header.about
-            arrays, bad = file.read(0, 1) if file.recorded == 1 else ({}, 0)
-        if bad != 1:
-            raise RunFolderError(_damaged(path, "its checksum is wrong"))
-        if about.get("run") != run:
-            raise RunFolderError(f"{path} is of a run with other settings or data; restore it from a copy")
-        leaves = []
-        for name, leaf in _states(like):  # on the host: the placement decides which device gets which part
-            value: Any = arrays[name][0] if name in arrays else np.zeros(0)
-            value = jax.random.wrap_key_data(jnp.asarray(value), impl=about["prng"]) if _is_key(leaf) else value
-            if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
-                raise RunFolderError(f"{path}: {name} is missing or has another shape; restore config.toml from a copy")
-            leaves.append(value)
-        return Checkpoint(**about["at"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+        path, leaves = self.file(step), []
+        try:
+            with RecordFile(path) as file:
+                about = file.header.about
+                arrays, bad = file.read(0, 1)
+            if bad != 1 or about.get("run") != run:
+                raise ValueError("its checksum is wrong" if bad != 1 else "it is of a run with other settings or data")
+            for name, leaf in _states(like):  # on the host: the placement decides which device gets which part
+                value: Any = arrays[name][0] if name in arrays else np.zeros(0)
+                value = jax.random.wrap_key_data(jnp.asarray(value), impl=about["prng"]) if _is_key(leaf) else value
+                if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
+                    raise ValueError(f"{name} is missing or has another shape")
+                leaves.append(value)
+            return Checkpoint(**about["at"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+        except RunFolderError as error:
+            raise CheckpointError(str(error).partition("; ")[0]) from None
+        except Exception as error:  # a foreign header fails in many ways
+            raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())[:160]})") from None
 
     def clean(self, newer_than: int = -1) -> None:
         """Remove the checkpoints after a step, and what a killed process left of others."""
@@ -402,9 +408,8 @@ def to_dataset(header: Header, values: Mapping[str, np.ndarray]) -> xr.Dataset:
     coords = header.about["coords"] | {"draw": np.arange(len(values["step"]))}
     coords |= {name: ("draw", values[name]) for name in ("step", "seconds")}
     every = int(np.diff(values["step"][-2:], prepend=0)[-1]) if len(values["step"]) else 1
-    return xr.Dataset(
-        variables, coords, {"observed_examples": header.about["observed_examples"], "record_every": every}
-    )
+    observed = header.about["observed_examples"]
+    return xr.Dataset(variables, coords, {"observed_examples": observed, "record_every": every})
 
 
 def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
