@@ -13,6 +13,7 @@ import errno
 import json
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -137,7 +138,7 @@ def check(
     from .diagnostics import certificate
     from .runs import build, folder, python
 
-    made = folder.RunFolder.existing(run_dir)
+    made = folder.RunFolder(run_dir)
     if folder.read_or_empty(made.config).get("made_by") == "python":
         return _show_certificate(made, as_json)
     result = python.load(run_dir, allow_code=allow_code)
@@ -200,7 +201,9 @@ def temperature(
 def tune(
     config_file: ConfigFile,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Time limit, without the training of the start.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Time limit; at least half of it is for the search, after the start.")
+    ] = 120.0,
     budget: Annotated[float, typer.Option(min=0, max=1, help="Largest bias of loss, |w|² and error.")] = 0.02,
     as_json: AsJson = False,
     allow_code: AllowCode = False,
@@ -214,11 +217,12 @@ def tune(
     from .apps.tune import tune
     from .runs import build, config
 
-    settings = config.read(config_file, overrides or ())
+    began, settings = time.monotonic(), config.read(config_file, overrides or ())
     experiment = build.build(settings, allow_code=allow_code)
     sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
     first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
     options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
+    seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     with build.naming("tune"):
         tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=partial(_say, "note"), **options)
     print(json.dumps(tuned.to_dict(), indent=2) if as_json else f"{tuned}\n{tuned.to_toml()}")

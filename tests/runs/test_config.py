@@ -93,7 +93,8 @@ def test_overrides():
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "every"), [(600_000, 15_000), (1_000_003, 15_000), (20_000, 500), (12_345, 308), (250, 6), (7, 1)]
+    ("num_steps", "every"),
+    [(600_000, 1_500), (10_000_003, 15_000), (100_000, 250), (12_345, 250), (2_000, 50), (250, 6), (7, 1)],
 )
 def test_records_are_far_apart_unless_the_run_is_short(num_steps, every):
     settings = config.parse(f"num_steps = {num_steps}")

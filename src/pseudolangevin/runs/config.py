@@ -32,7 +32,7 @@ MAX_BYTES = 1_000_000  # of a configuration file
 MAX_RECORDS = 10_000_000
 RECORDS, LONGEST = 400, 15_000  # default number of records and longest interval between them
 PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder", "module")
-EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "start.npz"}  # of required keys
+EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "data.npz"}  # of required keys
 
 NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress", "validate_every", "patience")
 WORDS = (
@@ -221,7 +221,7 @@ class Settings(Section):
     num_chains: Count = Field(2, description="independent chains at each temperature")
     num_steps: Count = Field(600_000, description="steps of every chain")
     record_every: Count = Field(
-        description=f"steps between records, which visit all examples; unset: num_steps/{RECORDS}, {LONGEST} at most"
+        description=f"steps between records, which visit all examples; unset: {RECORDS} records, fewer in short runs"
     )
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
@@ -276,7 +276,8 @@ class PythonSettings(Section):
 
 
 def _default_interval(num_steps: int) -> int:
-    return max(1, min(LONGEST, num_steps // RECORDS))
+    """Return `num_steps` over `RECORDS`; more in short runs, in which records would take longer than steps."""
+    return max(1, min(LONGEST, max(num_steps // RECORDS, min(250, num_steps // 40))))
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -322,6 +323,7 @@ def parse(
         if isinstance(table := data.setdefault(section, {}), dict):
             fields = _models(section)[table.get(_tag(section), next(iter(_models(section))))].model_fields
             needed = [key for key, field in fields.items() if field.is_required() and key in EXAMPLES]
+            needed += ["file"] if "stream" in fields and not {"file", "inputs"} & table.keys() else []
             data[section] = {key: EXAMPLES[key] for key in needed} | table
     try:
         settings = (PythonSettings if from_python else Settings).model_validate(data)
