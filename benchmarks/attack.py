@@ -272,7 +272,7 @@ def mutations(count: int, seed: int, seconds: float, folder: Path) -> dict:
                         with warnings.catch_warnings(record=True) as named:
                             warnings.simplefilter("always")
                             result = content(session.load(run))
-                        if any("falling back to the checkpoint before" in str(one.message) for one in named):
+                        if any("checkpoint" in str(one.message) for one in named):
                             result["weights"] = whole["weights"]  # the final weights are those of that checkpoint
                         same = result == whole
                         verdicts.append("harmless" if same else "WRONG")

@@ -146,7 +146,10 @@ def load(path: str | Path, *, samples: bool = True, num_records: int | None = No
         settings = settings.model_copy(update={"placement": config.Devices(chains=1)})
     experiment = (make or build)(settings, check_start=False)
     run = experiment.run
-    states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)[1:]
+    at, states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)
+    if num_records is None and at.step < max(trace["step"], default=0):
+        why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
+        notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
     for note in notes:
         warnings.warn(note, stacklevel=3)
     dataset = to_dataset(header, trace).drop_vars("seconds").assign_attrs(record_every=settings.record_every)
