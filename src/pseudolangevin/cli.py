@@ -329,6 +329,8 @@ def _resumable(path: Path) -> Iterator[None]:
 
 def _explain(error: Exception) -> list[str] | None:
     """Return one line per problem for an error of the command line or of a file, None for one of the program."""
+    if isinstance(error, ModuleNotFoundError) and error.name in ("matplotlib", "jinja2", "markupsafe"):
+        return [f"pictures and reports need {error.name}; install it with `pip install '.[plots]'`"]
     if isinstance(error, OSError):
         name = error.filename2 or error.filename  # the second one is the target of a failed replacement
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -61,4 +61,4 @@ def load_optional(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{error}; install the extra: pip install 'pseudolangevin[{extra}]'") from None
+        raise ImportError(f"{error}; install the extra: pip install '.[{extra}]'") from None

@@ -139,6 +139,7 @@ def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weight
         raise ValueError(f'module = {network.module!r}: no such file, or no name; write "my_model.py:make"')
     try:
         module = sys.modules[f"{__name__}.{Path(file).stem}"] = ModuleType(f"{__name__}.{Path(file).stem}")
+        module.__file__ = file
         exec(compile(code := Path(file).read_bytes(), file, "exec"), module.__dict__)
         init, apply = getattr(module, name)()
     except Exception as error:
