@@ -35,7 +35,9 @@ from .data.dataset import Dataset
 from .data.streamed import BLOCKS_AHEAD, StreamedDataset
 from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
+from .results import Result
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -54,36 +56,6 @@ class DeadClassWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Result:
-    """Result of a run."""
-
-    trace: xr.Dataset
-    """Observables with dimensions (temperature, chain, draw) and the coordinate `step` along draw."""
-    weights: Weights
-    """Final weights of every chain, at the same time as the records: leading axes (temperature, chain)."""
-    samples: Weights | None
-    """Kept weights, leading axes (temperature, chain, kept draw); None unless `keep_weights_every` was given."""
-    states: Any
-    """Final states, leading axis over all chains, temperature by temperature."""
-    sampler: Sampler
-
-    def __repr__(self) -> str:
-        """Return a summary."""
-        temperatures, chains, draws = self.trace["loss"].shape
-        kept = "none" if self.samples is None else str(jax.tree.leaves(self.samples)[0].shape[2])
-        running = int((self.trace["status"].values[..., -1] == Status.RUNNING).sum()) if draws else 0
-        return (
-            f"<Result of {self.sampler.name}: N = {self.num_weights}, {temperatures} temperatures × {chains} chains × "
-            f"{draws} records, {running} chains running, {kept} weights kept; see .trace, .weights, .samples>"
-        )
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights of one chain, the paper's N."""
-        return trees.num_weights(self.weights) // math.prod(self.trace["status"].shape[:2])
-
-
-@dataclass(frozen=True)
 class Record:
     """The chains at one stop of a run."""
 
@@ -98,7 +70,7 @@ def sample(
     sampler: Sampler,
     weights: Weights,
     *,
-    temperatures: Sequence[float] | None = None,
+    temperatures: Sequence[float] | Callable[[Any], Any] | None = None,
     num_chains: int = 1,
     num_steps: int,
     record_every: int | None = None,
@@ -120,10 +92,12 @@ def sample(
         sampler: a sampler, such as `pseudo_langevin(potential, dataset)`.
         weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
             each chain has its own start (an axis of length one is repeated).
-        temperatures: temperature T of each group of chains, all different; none for `adam`.
+        temperatures: temperature T of each group of chains, all different; none for `adam`. Or a function of the step,
+            for one group of annealed chains: T is updated after every record (see `samplers.tempered.annealed`).
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
-        record_every: steps between records; default: 100 records, or every step of a shorter run.
+        record_every: steps between records; default: 100 records, or every step of a shorter run. Training by `adam`
+            has fewer, down to 10, if they would visit more than 5 % of the examples that the steps visit.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
             it does not depend, rounding apart, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
@@ -139,6 +113,9 @@ def sample(
         progress: whether to show a progress bar; default: if the output is a terminal.
         folder: new run folder for records, checkpoints, certificate and report; `pl.resume` continues it.
     """
+    if callable(temperatures):
+        sampler = annealed(sampler, temperatures, every=record_every or max(1, num_steps // 100))
+        temperatures = [float(sampler.schedule.at(0))]  # type: ignore[attr-defined]
     run = Run(
         sampler,
         temperatures=temperatures,
@@ -149,7 +126,7 @@ def sample(
         chunk_size=chunk_size,
         placement=placement,
     )
-    every = check_lengths(num_steps, record_every)
+    every = check_lengths(num_steps, record_every, run)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
     if folder is not None:
@@ -176,10 +153,10 @@ def sample(
     return result
 
 
-def check_lengths(num_steps: int, record_every: int | None) -> int:
-    """Return the interval between records of a run, validated; default: 100 records."""
+def check_lengths(num_steps: int, record_every: int | None, run: Run) -> int:
+    """Return the interval between records of a run, validated; for the default see `sample`."""
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
-    every = max(1, num_steps // 100) if record_every is None else record_every
+    every = max(1, num_steps // run.default_records(num_steps)) if record_every is None else record_every
     check_integer("record_every", every, minimum=1, maximum=num_steps, remedy="record at least once")
     return every
 
@@ -211,6 +188,8 @@ class Run:
             raise ValueError(f"placement = {str(placement)[:60]!r} is not a Placement; pass pl.Placement(...)")
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
+        if sampler.exchange_every is not None and len(self.temperatures) < 2:
+            raise ValueError(f"temperatures = {list(self.temperatures)}: replica exchange needs at least two")
         check_integer("num_chains", num_chains, minimum=1)
         self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
         if chunk_size is not None:
@@ -237,6 +216,12 @@ class Run:
     def size(self) -> int:
         """Number of all chains."""
         return len(self.temperatures) * self.num_chains
+
+    def default_records(self, num_steps: int) -> int:
+        """Return how many records a run has by default; a pass without gradient costs a third of one with it."""
+        cost = (self.observed.num_examples + (self.test.num_examples if self.test else 0)) / 3
+        work = num_steps * (self.sampler.batch_size or self.sampler.dataset.num_examples)
+        return 100 if self.sampler.uses_temperature else max(10, min(100, int(0.05 * work / cost)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -355,17 +340,22 @@ class Run:
             return  # nothing is left to continue; a new run goes on to its first record, which reports why
         reporter = _Reporter(self)
         sampler, observed, test = self._placed
-        started, step = time.monotonic(), first
+        intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
+        started, step, recording = time.monotonic(), first, 0.0
         due = self._next_refresh(states)
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
                     states = _refresh(sampler, states)
                     due = self._next_refresh(states)
-                stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
-                states = self._advance(states, step, min(stops) - step, every)
+                stops = [stop, due, *(step - step % n + n for n in intervals)]
+                states = self._advance(states, min(stops) - step, every)
                 step = min(stops)
+                if sampler.exchange_every is not None and step % sampler.exchange_every == 0:
+                    states = _exchange(sampler, states, len(self.temperatures))
                 if step % every == 0:
+                    jax.block_until_ready(states.step)
+                    before = time.monotonic()
                     record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
                     if Status.NON_FINITE_ENERGY in measured["status"]:
@@ -373,7 +363,9 @@ class Run:
                     reporter.report(measured, step=step, last=step + every > stop)
                     masked = reporter.mask_stopped(measured)
                     losses = masked["loss"][np.isfinite(masked["loss"])]
-                    update_bar(step, float(losses.mean()) if losses.size else math.nan)
+                    recording += time.monotonic() - before
+                    share = recording / (time.monotonic() - started)
+                    update_bar(step, float(losses.mean()) if losses.size else math.nan, share)
                     yield Record(step, states, masked)
                     if reporter.all_stopped:
                         return
@@ -386,23 +378,21 @@ class Run:
         """Return the first step at which any chain is due; read once per refresh, so that segments need not wait."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
-    def _advance(self, states: Any, step: int, num_steps: int, every: int) -> Any:
-        """Advance all chains from `step` by `num_steps`. Programs do not depend on the number of steps."""
+    def _advance(self, states: Any, num_steps: int, every: int) -> Any:
+        """Advance all chains by `num_steps`. Programs do not depend on the number of steps."""
         sampler = self._placed[0]
         if isinstance(sampler.dataset, StreamedDataset) and sampler.batch_size is not None:
             return self._advance_streamed(states, num_steps, every)
-        # On a GPU the host decides after every block whether to go on, which takes as long as a small step. Blocks
-        # start at multiples of the sampler's cycle.
-        head = 0 if sampler.block == 1 else min(num_steps, -step % sampler.cycle)
-        blocks, rest = divmod(num_steps - head, sampler.block)
-        for length, block in ((head, 1), (blocks, sampler.block), (rest, 1)):
+        # On a GPU the host decides after every block whether to go on, which takes as long as a small step.
+        blocks, rest = divmod(num_steps, sampler.block)
+        for length, block in ((blocks, sampler.block), (rest, 1)):
             states = _segment(sampler, states, length, block) if length else states
         return states
 
     def _advance_streamed(self, states: Any, num_steps: int, every: int) -> Any:
         """Advance all chains with mini-batches that are fetched while the chains run."""
         sampler: Any = self._placed[0]
-        length = sampler.dataset.block_length(self.size, sampler.batch_size, every)
+        length = sampler.dataset.block_length(self.size, sampler.examples_per_step, every)
         (device,) = states.step.devices()
         running: deque[Array] = deque()
         for start in range(0, num_steps, 64 * length):  # indices of 64 blocks are on the device at once
@@ -475,7 +465,8 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) ->
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
     # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
-    return keep_in_place(jax.vmap(sampler.init)(keys, starts, temperatures), sampler.dataset.mesh)
+    states = jax.vmap(lambda key, start, t: sampler.at(t).init(key, start, t))(keys, starts, temperatures)
+    return keep_in_place(states, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
@@ -485,7 +476,7 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
     step = jnp.max(jnp.where(running, states.step, 0))
 
     def one(state: Any, own: Any) -> Any:
-        return sampler.segment(state._replace(step=step), num_blocks, block, own)
+        return sampler.at(state.temperature).segment(state._replace(step=step), num_blocks, block, own)
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
@@ -501,7 +492,13 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    return keep_in_place(jax.vmap(sampler.refresh_if_due)(states), sampler.dataset.mesh)
+    refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
+    return keep_in_place(refreshed, sampler.dataset.mesh)
+
+
+@partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
+def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
+    return keep_in_place(sampler.exchange(states, num_temperatures), sampler.dataset.mesh)
 
 
 @jax.jit
@@ -514,7 +511,9 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
 def _observe(
     sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
 ) -> dict[str, Array]:
-    record = jax.vmap(lambda state: observables.observe(sampler, state, train, test, own, chunk_size))(states)
+    record = jax.vmap(
+        lambda state: observables.observe(sampler.at(state.temperature), state, train, test, own, chunk_size)
+    )(states)
     return keep_everywhere(record, train.mesh)
 
 

@@ -123,6 +123,7 @@ class HybridMonteCarlo(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         check_integer("num_leapfrog_steps", self.num_leapfrog_steps, minimum=1)
         check_positive("time_step", self.time_step)
         mass_rules.check_given(self.masses)
@@ -174,6 +175,11 @@ class HybridMonteCarlo(Sampler):
             kinetic_temperature=jnp.where(accepted, proposal.end_temperature, proposal.start_temperature),
         )
         return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
+
+    def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
+        """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""
+        energy = exact_energy(self.potential, other.weights, self.dataset, self.chunk_size)
+        return state._replace(weights=other.weights, energy=energy)
 
     def propose(self, key: Key, state: HybridState, batch: Batch | None) -> Proposal:
         """Draw momenta and follow the trajectory from them."""
