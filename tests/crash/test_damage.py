@@ -30,6 +30,16 @@ def drop(name: str) -> Callable[[Path], object]:
     return lambda path: shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
 
 
+def swap(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Put something else in the place of a file."""
+
+    def action(path: Path) -> None:
+        (path / name).unlink()
+        make(path / name)
+
+    return action
+
+
 def flip(name: str, where: int) -> Callable[[Path], object]:
     def action(path: Path) -> None:
         content = bytearray((path / name).read_bytes())
@@ -96,8 +106,8 @@ BOTH = [
     flip("weights.records", -2_000),
     drop("checkpoints"),
     *(link(name) for name in ("config.toml", "provenance.json", "trace.records", "log.txt", "lock", "checkpoints")),
-    lambda path: (drop("lock")(path), (path / "lock").mkdir()),
-    lambda path: (drop("config.toml")(path), os.mkfifo(path / "config.toml")),
+    swap("lock", Path.mkdir),
+    swap("config.toml", os.mkfifo),
     lambda path: [file.write_bytes(b"") for file in (path / "checkpoints").iterdir()],
 ]
 RESUME_ONLY = [

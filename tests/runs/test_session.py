@@ -45,7 +45,7 @@ def test_load_equals_sample(finished):
         num_chains=settings.num_chains,
         num_steps=settings.num_steps,
         record_every=settings.record_every,
-        key=settings.seed,
+        key=5,
         test=experiment.run.test,
         keep_weights_every=settings.recording.keep_weights_every,
     )

@@ -181,10 +181,10 @@ def _data(task: Any) -> tuple[Dataset, Dataset | None]:
                 found = sorted(archive) if isinstance(archive, dict) else "one array without a name"
                 raise ValueError(f"{file} must have the arrays inputs and targets; it has {found}")
             sets.append(Dataset(archive["inputs"], archive["targets"]))
-            if not prefix and len(found := {"test_inputs", "test_targets"} & set(archive)) > 0:
-                if len(found) == 1 or task.test_file is not None or task.test_inputs is not None:
+            if not prefix and (extra := {"test_inputs", "test_targets"} & set(archive)):
+                if len(extra) == 1 or task.test_file is not None or task.test_inputs is not None:
                     remedy = "give both arrays and no other test set, or neither"
-                    raise ValueError(f"{file} has the array {min(found)}; {remedy}")
+                    raise ValueError(f"{file} has the array {min(extra)}; {remedy}")
                 return sets[0], Dataset(archive["test_inputs"], archive["test_targets"])
         elif pair[0] is not None:
             arrays = [_load(name) for name in pair]

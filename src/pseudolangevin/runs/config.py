@@ -27,8 +27,8 @@ from ..apps.temperature import trained_starts
 from ..data import tasks
 from ..samplers import SAMPLERS
 from ..samplers.base import MAX_STEPS
+from .folder import MAX_BYTES
 
-MAX_BYTES = 1_000_000  # of a configuration file
 MAX_RECORDS = 10_000_000
 RECORDS, LONGEST = 400, 15_000  # default number of records and longest interval between them
 PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder", "module")

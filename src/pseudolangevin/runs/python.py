@@ -39,6 +39,7 @@ def sample(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapp
     if run.observed is not run.sampler.dataset:
         recording["observe_examples"] = run.observed.num_examples
     settings = PythonSettings(
+        made_by="python",
         temperatures=[*run.temperatures] if run.sampler.uses_temperature else None,
         num_chains=run.num_chains,
         num_steps=options["num_steps"],
@@ -95,7 +96,12 @@ def resume(
             changes.append(f"{name}={int(value)}")
     make: Any = partial(build, allow_code=allow_code)
     if sampler is not None:
-        model = {"test": test, "observables": observables, "chunk_size": chunk_size, "placement": placement}
+        model: dict[str, Any] = {
+            "test": test,
+            "observables": observables,
+            "chunk_size": chunk_size,
+            "placement": placement,
+        }
         make = partial(_experiment, path, sampler, weights=weights, **model)
     more: dict[str, Any] = {"on_record": on_record, "max_seconds": max_seconds}
     return _finish(session.resume(path, changes, progress=progress, make=make, **more), make)

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -36,8 +37,9 @@ from ..diagnostics.diffusion import Diffusion, diffusion
 from ..diagnostics.verdicts import Line
 from ..observables import OBSERVABLES
 from ..samplers.base import HEALTHY, Status
+from .build import build
 from .folder import RunFolder, RunFolderError, check_writable, read_or_empty, write_atomically
-from .python import load
+from .session import load
 from .store import read_trace
 
 # Colours of the light theme; report.css defines the same names for both themes.
@@ -311,13 +313,13 @@ def write_report(
     seconds = float(trace["seconds"].values[-1]) if "seconds" in trace else 0.0
     facts: dict[str, Any] = {"name": folder.path.resolve().name, "seconds": seconds}
     facts |= {"config": read_or_empty(folder.config), "provenance": read_or_empty(folder.provenance)}
-    partial = Result(trace, {}, None, None, None)  # type: ignore[arg-type]
+    incomplete = Result(trace, {}, None, None, None)  # type: ignore[arg-type]
     try:
-        result = load(path, allow_code=allow_code) if result is None else result
+        result = load(path, make=partial(build, allow_code=allow_code)) if result is None else result
         certificate = certificate or make_certificate(result)
     except Exception as error:  # the page is useful without a certificate, and states the reason
         facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
-    write_atomically(page, report_html(result or partial, certificate=certificate, facts=facts))
+    write_atomically(page, report_html(result or incomplete, certificate=certificate, facts=facts))
     return page
 
 

@@ -143,11 +143,11 @@ def load(path: str | Path, *, samples: bool = True, num_records: int | None = No
     if not folder.trace.exists():
         raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
     if isinstance(settings, Settings):
-        settings = settings.model_copy(update={"placement": config.Devices(chains=1)})
+        settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
     experiment = (make or build)(settings, check_start=False)
     run = experiment.run
     at, states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)
-    if num_records is None and at.step < max(trace["step"], default=0):
+    if num_records is None and not notes and at.step < max(trace["step"], default=0):
         why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
         notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
     for note in notes:

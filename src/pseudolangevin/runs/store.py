@@ -39,7 +39,6 @@ FORMAT = "pseudolangevin records 1"
 CHECKSUM = 16  # bytes of the SHA-256 that follow a record
 BUFFER = 1 << 26  # bytes that are read at once, or that wait in memory to be written, or a single record
 MAX_SHARE = 0.01  # of the time of a run for writing records, and as much for checkpoints: slow writes become rarer
-TYPE = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)")
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,9 @@ class Header:
             fields = tuple((str(name), str(dtype), tuple(shape)) for name, dtype, shape in value["fields"])
             valid = value["format"] == FORMAT and isinstance(value["about"], dict)
             for _, dtype, shape in fields:
-                valid &= TYPE.fullmatch(dtype) is not None and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+                valid &= re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)", dtype) is not None and all(
+                    type(n) is int and 0 <= n < 2**48 for n in shape
+                )
             if not valid:
                 raise ValueError("its header is not one of a run")
             return cls(fields, value["about"])
@@ -111,7 +112,7 @@ class RecordFile:
         """Open a file; raise if it is not there, damaged, or has another header than the given one."""
         self.path = path
         try:
-            self._stream = os.fdopen(open_own(path, os.O_RDWR if writable else os.O_RDONLY), "rb")
+            self._stream: Any = os.fdopen(open_own(path, os.O_RDWR if writable else os.O_RDONLY), "rb")
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
         try:
@@ -183,7 +184,7 @@ class RecordFile:
         for begin in range(0, count, at_once):
             number = min(at_once, count - begin)
             block = np.empty((number, self._length), np.uint8)
-            if self._stream.readinto(block.data) < block.nbytes:  # type: ignore[attr-defined]  the file was cut meanwhile
+            if self._stream.readinto(block.data) < block.nbytes:  # cut meanwhile
                 number = 0
             good = next((n for n in range(number) if not self._is_valid(first + begin + n, block[n].data)), number)
             for (name, dtype, shape), (low, high) in zip(self.header.fields, itertools.pairwise(ends), strict=True):
