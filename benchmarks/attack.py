@@ -135,11 +135,15 @@ def kills(count: int, seed: int, seconds: float, folder: Path) -> dict:
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            with open(os.devnull, "w") as nothing:
-                os.dup2(nothing.fileno(), 2)
+            with open(folder / "errors.txt", "w") as errors:
+                os.dup2(errors.fileno(), 2)
                 code = 99
                 try:
                     code = child(folder / "run.toml", out, num_steps)
+                except KeyboardInterrupt:  # before the run answers signals; the command line exits with 130 as well
+                    code = 130
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(code)
         if number:
@@ -157,6 +161,7 @@ def kills(count: int, seed: int, seconds: float, folder: Path) -> dict:
         code = run(out, num_steps, number, moment)
         if code not in (0, -number, 130, -signal.SIGINT, -signal.SIGTERM, 1):
             found["failures"] += 1
+            print((folder / "errors.txt").read_text()[-2_000:], file=sys.stderr)
         found["kills"] += code != 0
         found[signal.Signals(number).name] += code != 0
         found[f"{moment}{' of an extension' if num_steps == steps and done >= steps // 2 else ''}"] += code != 0

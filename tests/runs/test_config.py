@@ -250,7 +250,7 @@ class TestOwnData:
             ConfigError, match=r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
         ):
             experiment.starting_weights()
-        build(experiment.settings, check_start=False)  # a run that has begun
+        build(config.Settings.model_validate(table), check_start=False)  # a run that has begun
 
     @pytest.mark.parametrize("leading", [(), (2, 2), (1, 2), (2, 1), (1, 1)])
     def test_starts_of_the_right_shapes(self, tmp_path, data, leading):
