@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("attack", "count"), [("kills", 12), ("mutations", 30), ("configurations", 60), ("calls", 30)])
+@pytest.mark.parametrize(("attack", "count"), [("kills", 10), ("mutations", 12), ("configurations", 60), ("calls", 30)])
 def test_attacks(tmp_path, attack, count):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "benchmarks/attack.py", attack, "--count", str(count), "--seed", "1"]
