@@ -44,7 +44,8 @@ _LAZY = {  # imported when first used: they need files, plots or statistics
     "fit": "apps.fit",
     "free_energy": "apps.thermodynamics",
     "learning_coefficient": "apps.thermodynamics",
-    "load": "runs.session",
+    "load": "runs.python",
+    "resume": "runs.python",
     "tune": "apps.tune",
 }
 _LAZY_MODULES = {"diagnostics": "diagnostics", "predictions": "diagnostics.ensemble"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +11,11 @@ from typing import Any
 def check_integer(name: str, value: Any, *, minimum: int, maximum: int | None = None, remedy: str = "") -> None:
     """Raise unless `value` is an integer within bounds."""
     bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
-    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_integer or value < minimum or (maximum is not None and value > maximum):
+    try:
+        number = minimum - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = minimum - 1
+    if number < minimum or (maximum is not None and number > maximum):
         raise ValueError(f"{name} = {value!r} must be an integer {bounds}" + (f"; {remedy}" if remedy else ""))
 
 

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -83,6 +85,7 @@ def sample(
     placement: Placement | None = None,
     max_seconds: float | None = None,
     progress: bool | None = None,
+    folder: str | Path | None = None,
 ) -> Result:
     """Run a sampler and record observables.
 
@@ -111,6 +114,7 @@ def sample(
         placement: split of chains, data and weights over devices; default: chains over as many devices as divide them.
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a progress bar; default: if the output is a terminal.
+        folder: new run folder for records, checkpoints, certificate and report; `pl.resume` continues it.
     """
     if callable(temperatures):
         sampler = annealed(sampler, temperatures, every=record_every or max(1, num_steps // 100))
@@ -129,6 +133,15 @@ def sample(
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
     check_integer("num_warmup", num_warmup, minimum=0, maximum=MAX_STEPS - num_steps)
+    if folder is not None:
+        if num_warmup:
+            raise ValueError(
+                f"num_warmup = {num_warmup} with a folder: a folder records every step; discard records instead"
+            )
+        folders = import_module(".runs.python", __package__)  # a level above, for those who ask for a folder
+        lengths = {"num_steps": num_steps, "record_every": every, "keep_weights_every": keep_weights_every}
+        more = {"on_record": on_record, "max_seconds": max_seconds, "progress": progress}
+        return folders.sample(folder, run, weights, key, lengths | more)
     states = run.start(weights, key)
     for record in run.records(states, stop=num_warmup, every=MAX_STEPS, progress=progress) if num_warmup else ():
         states = record.states
@@ -182,10 +195,11 @@ class Run:
         placement: Placement | Mesh | None = None,
     ) -> None:
         """Validate the arguments before anything is compiled."""
-        if not isinstance(sampler, Sampler):
-            raise ValueError(f"sampler = {sampler!r} is not a sampler; pass pl.balanced_langevin(potential, dataset)")
-        if test is not None and not isinstance(test, Dataset):
-            raise ValueError(f"test = {test!r} is not a Dataset; pass pl.Dataset(inputs, targets)")
+        for name, given, kind in (("sampler", sampler, Sampler), ("test", test, Dataset)):
+            if not isinstance(given, kind) and (given is not None or name == "sampler"):
+                raise ValueError(f"{name} = {str(given)[:60]!r} is not a {kind.__name__}; pass one")
+        if not isinstance(placement, Placement | Mesh | None):
+            raise ValueError(f"placement = {str(placement)[:60]!r} is not a Placement; pass pl.Placement(...)")
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
         if sampler.exchange_every is not None and len(self.temperatures) < 2:
@@ -409,6 +423,11 @@ class Run:
                 states = _segment(sampler, states, min(length, num_steps - first), 1, batches)
                 running.append(states.step + 0)  # a copy: the states themselves are donated to the next block
         return states
+
+    def observe(self, states: Any) -> dict[str, np.ndarray]:
+        """Return the observables of all chains, leading axis over all chains."""
+        sampler, observed, test = self._placed
+        return observables.to_host(_observe(sampler, states, observed, test, self.own, self.chunk_size))
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""

@@ -13,6 +13,7 @@ import errno
 import json
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Coordinator = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of process 0, if several.")]
 NumProcesses = Annotated[int | None, typer.Option(help="Number of processes of the run.")]
 ProcessId = Annotated[int | None, typer.Option(help="Index of this process, from 0.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Execute the Python file that network.module names.")]
 Distributed = Annotated[bool, typer.Option("--distributed", help="Join the processes that Slurm or Open MPI started.")]
 
 
@@ -75,17 +77,18 @@ def sample(
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
     distributed: Distributed = False,
+    allow_code: AllowCode = False,
 ) -> int:
     """Run the configuration of a TOML file into a run folder, which contains trace, kept weights and checkpoints.
 
     Ctrl-C stops the run cleanly; `resume` continues it. --print-config makes a file to edit.
     """
-    from .runs import config, session
+    from .runs import build, config, session
 
     if config_file is not None:
         settings = config.read(config_file, overrides or ())
     elif print_config:
-        settings = config.parse("", overrides or (), folder=Path.cwd())
+        settings = config.parse("", overrides or (), to_edit=True)
     else:
         remedy = "make one with `pseudolangevin sample --print-config > run.toml`"
         raise config.ConfigError([f"no configuration given; {remedy}, then `pseudolangevin sample run.toml`"])
@@ -95,29 +98,33 @@ def sample(
     path = out or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     with _resumable(path):
         _join(coordinator, num_processes, process_id, distributed)
-        return _report_outcome(session.start(settings, path))
+        return _report_outcome(session.start(settings, path, make=partial(build.build, allow_code=allow_code)))
 
 
 @app.command(epilog="pseudolangevin resume runs/first --steps 1200000   (extends a finished run)")
 def resume(
     run_dir: RunDir,
     steps: Annotated[int | None, typer.Option(help="Total number of steps, to extend a run.")] = None,
+    record_every: Annotated[int | None, typer.Option(help="Steps between records, from now on.")] = None,
     overrides: Overrides = None,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
     distributed: Distributed = False,
+    allow_code: AllowCode = False,
 ) -> int:
     """Continue a run from its newest checkpoint: after Ctrl-C, a crash, a full disk, or to extend it.
 
     The result equals that of an uninterrupted run to the bit.
     """
-    from .runs import session
+    from .runs import build, session
 
     with _resumable(run_dir):
         _join(coordinator, num_processes, process_id, distributed)
-        changes = [*(overrides or ()), *([f"num_steps={steps}"] if steps is not None else [])]
-        return _report_outcome(session.resume(run_dir, changes))
+        lengths = {"num_steps": steps, "record_every": record_every}
+        changes = [*(overrides or ()), *(f"{key}={value}" for key, value in lengths.items() if value is not None)]
+        make = partial(build.build, allow_code=allow_code)
+        return _report_outcome(session.resume(run_dir, changes, make=make))
 
 
 @app.command(epilog="pseudolangevin check runs/first && echo trustworthy")
@@ -125,12 +132,16 @@ def check(
     run_dir: RunDir,
     as_json: AsJson = False,
     noise_draws: Annotated[int, typer.Option(min=0, help="Mini-batches to measure the noise; 0: do not.")] = 1_000,
+    allow_code: AllowCode = False,
 ) -> int:
     """Check whether the samples can be trusted: exit code 0 if the certificate passes, 1 if not."""
     from .diagnostics import certificate
-    from .runs import build, folder, session
+    from .runs import build, folder, python
 
-    result = session.load(run_dir)
+    made = folder.RunFolder(run_dir)
+    if folder.read_or_empty(made.config).get("made_by") == "python":
+        return _show_certificate(made, as_json)
+    result = python.load(run_dir, allow_code=allow_code)
     if result.trace.sizes["draw"] == 0:
         raise folder.RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
     with build.naming("check"):
@@ -140,11 +151,11 @@ def check(
 
 
 @app.command(epilog="pseudolangevin report runs/first")
-def report(run_dir: RunDir) -> int:
+def report(run_dir: RunDir, allow_code: AllowCode = False) -> int:
     """Write DIR/report.html: one page about the run, which needs no network."""
     from .runs import folder, report
 
-    print(report.write_report(folder.RunFolder.existing(run_dir).path))
+    print(report.write_report(folder.RunFolder.existing(run_dir).path, allow_code=allow_code))
     return DONE
 
 
@@ -164,6 +175,7 @@ def temperature(
     epochs: Annotated[float | None, typer.Option(help="Budget in passes through the training set, in total.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.")] = None,
     as_json: AsJson = False,
+    allow_code: AllowCode = False,
 ) -> int:
     """Find the intermediate temperatures of a configuration, from its training set, network and potential only.
 
@@ -175,7 +187,7 @@ def temperature(
     if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
         raise config.ConfigError([f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists"])
     settings = config.read(config_file, overrides or ())
-    experiment = build.build(settings, check_start=False)
+    experiment = build.build(settings, check_start=False, allow_code=allow_code)
     sampler, weights = experiment.run.sampler, experiment.random_weights()
     with build.naming("temperature"):
         found = search.find_temperature(sampler.potential, sampler.dataset, weights, epochs=epochs, key=settings.seed)
@@ -189,9 +201,12 @@ def temperature(
 def tune(
     config_file: ConfigFile,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Time limit, without the training of the start.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Time limit; at least half of it is for the search, after the start.")
+    ] = 120.0,
     budget: Annotated[float, typer.Option(min=0, max=1, help="Largest bias of loss, |w|² and error.")] = 0.02,
     as_json: AsJson = False,
+    allow_code: AllowCode = False,
 ) -> int:
     """Find the settings that diffuse fastest on this machine within a bias budget, at the lowest temperature.
 
@@ -202,11 +217,12 @@ def tune(
     from .apps.tune import tune
     from .runs import build, config
 
-    settings = config.read(config_file, overrides or ())
-    experiment = build.build(settings)
+    began, settings = time.monotonic(), config.read(config_file, overrides or ())
+    experiment = build.build(settings, allow_code=allow_code)
     sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
     first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
     options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
+    seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     with build.naming("tune"):
         tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=partial(_say, "note"), **options)
     print(json.dumps(tuned.to_dict(), indent=2) if as_json else f"{tuned}\n{tuned.to_toml()}")
@@ -251,6 +267,19 @@ def bench(
         timed = bench(*numbers, names, seconds, report=partial(_say, "note"))
     print(json.dumps(timed.to_dict(), indent=2) if as_json else timed)
     return DONE
+
+
+def _show_certificate(made: Any, as_json: bool) -> int:
+    """Print the certificate that Python left in a run folder; raise if records were added since."""
+    from .runs import folder, store
+
+    found, trace = folder.read_json(made.certificate), store.read_trace(made.path, last=1)
+    if trace is None or found.get("step", -1) < int(trace["step"].values[-1]):
+        remedy = "finish it with pl.resume(DIR, sampler), or use pl.certificate(pl.load(DIR, sampler))"
+        raise folder.RunFolderError(f"{made.certificate} is older than the last record; {remedy}")
+    text = found.pop("text", "")
+    print(json.dumps(found, indent=2) if as_json else text)
+    return DONE if found.get("passed") is True else FAILED
 
 
 def _say(label: str, text: str) -> None:
@@ -301,6 +330,8 @@ def _resumable(path: Path) -> Iterator[None]:
 
 def _explain(error: Exception) -> list[str] | None:
     """Return one line per problem for an error of the command line or of a file, None for one of the program."""
+    if isinstance(error, ModuleNotFoundError) and error.name in ("matplotlib", "jinja2", "markupsafe"):
+        return [f"pictures and reports need {error.name}; install it with `pip install '.[plots]'`"]
     if isinstance(error, OSError):
         name = error.filename2 or error.filename  # the second one is the target of a failed replacement
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -89,6 +89,8 @@ OBSERVABLES = {
 
 def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None) -> OwnObservables:
     """Return a user's observables as a tuple; raise unless they are named functions."""
+    if not isinstance(observables, Mapping | None):
+        raise ValueError(f"observables = {str(observables)[:60]!r} is not a dict; pass names and functions")
     for name, function in (observables or {}).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"observables has the name {name!r}; use a Python identifier, such as 'margin'")

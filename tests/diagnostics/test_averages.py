@@ -1,5 +1,7 @@
 """Averages with errors: coverage, effective samples, drift, and the reader of a trace."""
 
+import warnings
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -34,6 +36,20 @@ def test_standard_error_is_the_spread_of_repeated_means(num_chains, correlation)
     scores = np.array([a.mean / a.standard_error for a in averages])
     # The spread of 300 scores is known to 1/√600 = 4 %; four of these.
     assert abs(scores.std() - 1) < 0.16
+
+
+def test_effective_samples_and_rhat_are_those_of_arviz():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 on import
+        import arviz
+    random = np.random.default_rng(0)
+    for correlation, num_chains, num_draws in ((0.0, 1, 5), (0.9, 3, 7), (0.5, 2, 300), (0.99, 4, 201), (-0.5, 4, 64)):
+        chains = autoregressive(random, correlation, num_chains, num_draws).round(2)
+        for method in ("identity", "bulk"):
+            expected = min(float(arviz.ess(chains, method=method)), chains.size)
+            assert effective_samples(chains, bulk=method == "bulk") == pytest.approx(expected, rel=1e-9)
+        if num_chains > 1:
+            assert rhat(chains) == pytest.approx(float(arviz.rhat(chains)), rel=1e-9)
 
 
 def test_disagreement_few_draws_and_constants():

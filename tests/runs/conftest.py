@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def build_once(settings: Settings, **how: bool) -> Experiment:
     key = settings.model_dump_json(exclude={"num_steps", "record_every", "recording"})
     if key not in _built:
         _built[key] = build(settings, **how)
-    return Experiment(settings, _built[key].network, _built[key].run)
+    return replace(_built[key], settings=settings)
 
 
 @pytest.fixture(autouse=True)

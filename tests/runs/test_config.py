@@ -93,7 +93,8 @@ def test_overrides():
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "every"), [(600_000, 15_000), (1_000_003, 15_000), (20_000, 500), (12_345, 308), (250, 6), (7, 1)]
+    ("num_steps", "every"),
+    [(600_000, 1_500), (10_000_003, 15_000), (100_000, 250), (12_345, 250), (2_000, 50), (250, 6), (7, 1)],
 )
 def test_records_are_far_apart_unless_the_run_is_short(num_steps, every):
     settings = config.parse(f"num_steps = {num_steps}")
@@ -249,7 +250,7 @@ class TestOwnData:
             ConfigError, match=r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
         ):
             experiment.starting_weights()
-        build(experiment.settings, check_start=False)  # a run that has begun
+        build(config.Settings.model_validate(table), check_start=False)  # a run that has begun
 
     @pytest.mark.parametrize("leading", [(), (2, 2), (1, 2), (2, 1), (1, 1)])
     def test_starts_of_the_right_shapes(self, tmp_path, data, leading):

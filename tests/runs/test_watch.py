@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from rich.console import Console
 from pseudolangevin.observables import variable
 from pseudolangevin.runs import watch as module
 from pseudolangevin.runs.folder import RunFolderError
-from pseudolangevin.runs.store import read_trace
+from pseudolangevin.runs.store import Header, RecordFile, read_trace
 from pseudolangevin.runs.watch import render, sparkline, watch
 from pseudolangevin.samplers import Status
 
@@ -41,8 +41,12 @@ def write_run(path: Path, trace: xr.Dataset | None = None) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.toml").write_text(CONFIG)
     (path / "provenance.json").write_text(json.dumps({"device": "cpu"}))
-    (path / "committed.json").write_text(json.dumps({"records": trace.sizes["draw"], "kept": 0}))
-    trace.to_zarr(path / "trace.zarr", mode="w", consolidated=False)
+    columns = {"step": trace["step"].values, "seconds": trace["seconds"].values}
+    columns |= {str(name): np.moveaxis(array.values, 2, 0) for name, array in trace.data_vars.items()}
+    about = {"observed_examples": 10, "variables": {n: [list(a.dims), a.attrs] for n, a in trace.data_vars.items()}}
+    about["coords"] = {name: trace[name].values.tolist() for name in ("temperature", "chain")}
+    records = [{name: column[draw] for name, column in columns.items()} for draw in range(trace.sizes["draw"])]
+    RecordFile.create(path / "trace.records", Header.of(records[0].items(), about), *records)
     return path
 
 
@@ -110,9 +114,7 @@ def test_hundreds_of_temperatures_fit_a_screen(tmp_path):
     assert len(text.splitlines()) < 32
 
 
-@pytest.mark.parametrize(
-    "damage", ["config.toml", "provenance.json", "committed.json", "trace.zarr/zarr.json", "trace.zarr/loss/zarr.json"]
-)
+@pytest.mark.parametrize("damage", ["config.toml", "provenance.json", "trace.records"])
 @pytest.mark.parametrize("how", ["gone", "half", "empty"])
 def test_incomplete_and_missing_files(tmp_path, damage, how):
     run = write_run(tmp_path / "run", make_trace(draws=10))
@@ -129,9 +131,9 @@ def test_an_empty_folder_and_no_folder(tmp_path):
         watch(tmp_path / "nothere")
 
 
-def test_only_committed_records_are_read(tmp_path):
-    run = write_run(tmp_path / "run", make_trace(draws=12))
-    (run / "committed.json").write_text(json.dumps({"records": 9, "kept": 2}))
+def test_only_complete_records_are_read(tmp_path):
+    run = write_run(tmp_path / "run", make_trace(draws=10))
+    os.truncate(run / "trace.records", (run / "trace.records").stat().st_size - 3)
     trace, recent = read_trace(run), read_trace(run, last=4)
     assert trace is not None
     assert recent is not None
@@ -140,14 +142,18 @@ def test_only_committed_records_are_read(tmp_path):
     assert read_trace(tmp_path) is None
 
 
+def test_the_speed_leaves_compilation_out(tmp_path):
+    trace = make_trace(draws=20)
+    trace["seconds"] = trace["seconds"] + 100 * (np.arange(20) >= 3)  # the programs of a new session
+    assert "50 steps/s" in printed(write_run(tmp_path / "run", trace))
+
+
 def test_the_live_view_follows_a_run_to_its_end(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", make_trace(draws=20))
     later = write_run(tmp_path / "later")
 
     def finish(seconds: float) -> None:
-        for name in ("trace.zarr", "committed.json"):
-            shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
-            (later / name).rename(run / name)
+        (later / "trace.records").replace(run / "trace.records")
 
     monkeypatch.setattr(module.time, "sleep", finish)
     console = Console(file=io.StringIO(), width=140, force_terminal=True)

@@ -1,14 +1,12 @@
 """Averages along chains, with standard errors corrected for autocorrelation.
 
-A standard error is √(variance/n_eff). The number of effective samples n_eff comes from ArviZ: the autocorrelation is
-summed by Geyer's initial monotone sequence, and chains that disagree count as few samples.
+A standard error is √(variance/n_eff). For the number of effective samples n_eff, the autocorrelation is summed by
+Geyer's initial monotone sequence, and chains that disagree count as few samples. Sizes and R-hat are those of ArviZ.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from types import ModuleType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -58,14 +56,14 @@ def average(values: ArrayLike, *, burn_in: float = 0.0) -> Average:
 
 
 def effective_samples(values: ArrayLike, *, bulk: bool = False) -> float:
-    """Return the effective sample size of the mean, or ArviZ's bulk size of split and rank-normalised chains.
+    """Return the effective sample size of the mean, or the bulk size of split and rank-normalised chains.
 
     It is at most the number of draws, and NaN for fewer than four draws and for a constant.
     """
     chains = as_chains(values)
     if chains.size == 0 or chains.shape[1] < 4 or not np.isfinite(chains).all() or np.ptp(chains) == 0:
         return math.nan
-    return min(float(_arviz().ess(chains, method="bulk" if bulk else "identity")), float(chains.size))
+    return min(_ess(_normal_scores(_split(chains)) if bulk else chains), float(chains.size))
 
 
 def rhat(values: ArrayLike) -> float:
@@ -73,7 +71,13 @@ def rhat(values: ArrayLike) -> float:
     chains = as_chains(values)
     if chains.shape[0] < 2 or chains.shape[1] < 4 or not np.isfinite(chains).all():
         return math.nan
-    return float(_arviz().rhat(chains))
+    split = _split(chains)
+    folded = np.abs(split - np.median(split))
+    found = []
+    for scores in map(_normal_scores, (split, folded)):
+        within, between = scores.var(axis=1, ddof=1).mean(), scores.mean(axis=1).var(ddof=1)
+        found.append(math.sqrt(between / within + 1 - 1 / scores.shape[1]) if within > 0 else math.nan)
+    return max(found)
 
 
 def as_chains(values: ArrayLike) -> Floats:
@@ -160,8 +164,36 @@ def plus_minus(value: float, error: float = math.nan, *, percent: bool = False) 
     return f"({text})e{power:+03d}" if power else text
 
 
-def _arviz() -> ModuleType:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 on import
-        import arviz  # noqa: PLC0415
-    return arviz
+def _ess(chains: Floats) -> float:
+    """Return the effective sample size of the mean (Vehtari et al. 2021, as in ArviZ)."""
+    num_chains, num = chains.shape
+    size = 1 << (2 * num - 1).bit_length()
+    spectrum = np.fft.rfft(chains - chains.mean(axis=1, keepdims=True), size)
+    covariance = np.fft.irfft(np.abs(spectrum) ** 2, size)[:, :num].mean(axis=0) / num
+    within = covariance[0] * num / (num - 1)
+    total = covariance[0] + (chains.mean(axis=1).var(ddof=1) if num_chains > 1 else 0.0)
+    rho = 1 - (within - covariance) / total
+    rho[0] = 1.0
+    end = 1  # Geyer: the sums of pairs are positive, and decrease
+    while end < num - 3 and rho[end - 1] + rho[end] > 0:
+        end += 2
+    if rho[end - 1] + rho[end] < 0:
+        rho[end - 1 : end + 1] = max(0.0, rho[end - 1]), 0.0
+    for t in range(1, end - 3, 2):
+        if rho[t + 1] + rho[t + 2] > rho[t - 1] + rho[t]:
+            rho[t + 1 : t + 3] = (rho[t - 1] + rho[t]) / 2
+    time = -1 + 2 * rho[: end - 1].sum() + max(0.0, rho[end - 1])
+    return num_chains * num / max(float(time), 1 / math.log10(num_chains * num))
+
+
+def _split(chains: Floats) -> Floats:
+    half = chains.shape[1] // 2
+    return np.concatenate([chains[:, :half], chains[:, -half:]])
+
+
+def _normal_scores(chains: Floats) -> Floats:
+    """Return the ranks of all values, as quantiles of a normal distribution."""
+    from scipy import special, stats  # noqa: PLC0415
+
+    ranks = stats.rankdata(chains, method="average").reshape(chains.shape)
+    return special.ndtri((ranks - 0.375) / (chains.size + 0.25))

@@ -22,6 +22,7 @@ class FeedForward:
 
     sizes: tuple[int, ...]
     output_activation: str
+    hidden_activation: str = "relu"
 
     def init(self, key: Key) -> Weights:
         """Return random weights, uniform in ±1/√(inputs of the layer), kernels and biases alike."""
@@ -78,7 +79,8 @@ class FeedForward:
             return fast.cross_entropy_slopes(self, plain, weights, velocity, batch, precision, split)
 
         moments = {"gradient_moments": partial(fast.layer_moments, self, output_loss)}
-        return moments | ({"gradient": gradient, "slopes": slopes} if is_cross_entropy else {})
+        has_kernels = is_cross_entropy and self.hidden_activation == "relu"
+        return moments | ({"gradient": gradient, "slopes": slopes} if has_kernels else {})
 
     def trace(
         self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None
@@ -99,18 +101,21 @@ class FeedForward:
             hidden = hidden @ layer["kernel"] + layer["bias"]
             if offsets is not None:
                 hidden = hidden + offsets[index - 1]
-            has_relu = index < self.depth or self.output_activation == "relu"
-            hidden = jax.nn.relu(hidden) if has_relu else hidden
+            activation = self.hidden_activation if index < self.depth else self.output_activation
+            hidden = getattr(jax.nn, activation)(hidden)
         return hidden, layer_inputs
 
 
-def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> FeedForward:
-    """Return a feed-forward network with ReLU on every layer.
+def feedforward(
+    sizes: Sequence[int], *, output_activation: str = "relu", hidden_activation: str = "relu"
+) -> FeedForward:
+    """Return a feed-forward network, with ReLU on every layer unless another activation is chosen.
 
     Args:
         sizes: the widths from the input to the output; the paper's are (100, L1, 100, 10).
         output_activation: "relu" as in the paper, or "identity". With "relu" a class can lose every signal ("dead
             classes" are reported while sampling).
+        hidden_activation: "relu" as in the paper, "tanh", "gelu" or "silu"; the fused kernels are for "relu" only.
 
     Example:
         >>> network = feedforward((100, 50, 100, 10))
@@ -122,4 +127,5 @@ def feedforward(sizes: Sequence[int], *, output_activation: str = "relu") -> Fee
     if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(f"sizes = {sizes}: give at least an input and an output width, all positive integers")
     check_choice("output_activation", output_activation, ("identity", "relu"))
-    return FeedForward(sizes, output_activation)
+    check_choice("hidden_activation", hidden_activation, ("relu", "tanh", "gelu", "silu"))
+    return FeedForward(sizes, output_activation, hidden_activation)

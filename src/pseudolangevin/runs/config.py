@@ -12,6 +12,7 @@ import inspect
 import itertools
 import json
 import math
+import os
 import re
 import textwrap
 import tomllib
@@ -26,11 +27,12 @@ from ..apps.temperature import trained_starts
 from ..data import tasks
 from ..samplers import SAMPLERS
 from ..samplers.base import MAX_STEPS
+from .folder import MAX_BYTES
 
-MAX_BYTES = 1_000_000  # of a configuration file
 MAX_RECORDS = 10_000_000
-RECORDS, LONGEST = 40, 15_000  # default number of records and longest interval: records take 5 % of the time at most
-PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder")  # keys of task and start
+RECORDS, LONGEST = 400, 15_000  # default number of records and longest interval between them
+PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder", "module")
+EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "data.npz"}  # of required keys
 
 NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress", "validate_every", "patience")
 WORDS = (
@@ -102,7 +104,7 @@ class Files(Section):
     test_file: File | None = Field(None, description="optional test set, like `file`")
     test_inputs: File | None = Field(None, description="optional test set, .npy file")
     test_targets: File | None = Field(None, description="optional test set, .npy file")
-    stream: bool = Field(False, description="leave inputs and targets on disk (.npy or Zarr), and fetch mini-batches")
+    stream: bool = Field(False, description="leave inputs and targets on disk (.npy), and fetch mini-batches")
 
     @model_validator(mode="after")
     def _one_source(self) -> Files:
@@ -112,7 +114,9 @@ class Files(Section):
                 pair = f'{prefix}inputs = "x.npy" and {prefix}targets = "y.npy"'
                 raise ValueError(f'give either {prefix}file = "data.npz", or {pair}')
         if self.stream and self.file is not None:
-            raise ValueError("stream = true needs inputs and targets as .npy files or Zarr folders, not file")
+            raise ValueError("stream = true needs inputs and targets as .npy files, not file")
+        if self.test_file is not None and self.test_file == self.file:
+            raise ValueError("test_file is the training set itself; give other examples, or leave it out")
         return self
 
 
@@ -121,6 +125,10 @@ class Network(Section):
 
     sizes: Annotated[list[Count], Field(min_length=2)] = Field([100, 50, 100, 10], description="widths, inputs first")
     output_activation: Literal["relu", "identity"] = Field("relu", description="with identity, no class can die")
+    hidden_activation: Literal["relu", "tanh", "gelu", "silu"] = Field("relu", description="of the hidden layers")
+    module: File | None = Field(
+        None, description='your own model instead, "my_model.py:make"; runs that code, so it needs --allow-code'
+    )
 
 
 def _weight_decay(value: Any) -> float | dict[str, float]:
@@ -211,9 +219,9 @@ class Settings(Section):
 
     temperatures: list[float] | None = Field(None, description="T of each group of chains, all different")
     num_chains: Count = Field(2, description="independent chains at each temperature")
-    num_steps: Count = Field(RECORDS * LONGEST, description="steps of every chain")
+    num_steps: Count = Field(600_000, description="steps of every chain")
     record_every: Count = Field(
-        description=f"steps between records, which visit all examples; unset: num_steps/{RECORDS}, {LONGEST} at most"
+        description=f"steps between records, which visit all examples; unset: {RECORDS} records, fewer in short runs"
     )
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
@@ -252,14 +260,24 @@ class Settings(Section):
         """Number of records of the complete run."""
         return self.num_steps // self.record_every
 
-    @property
-    def num_kept(self) -> int:
-        """Number of kept weights of the complete run."""
-        return self.num_records // (self.recording.keep_weights_every or self.num_records + 1)
+
+class PythonSettings(Section):
+    """Settings of a run that Python started: a description, since its model is code."""
+
+    made_by: Literal["python"] = Field("python", description="continue with pl.resume(DIR, sampler, num_steps=...)")
+    temperatures: list[float] | None = Field(None, description="T of each group of chains")
+    num_chains: Count = Field(description="independent chains at each temperature")
+    num_steps: Count = Field(description="steps of every chain")
+    record_every: Count = Field(description="steps between records")
+    structure: str = Field(description="nesting of the weights; empty if it is not one of dicts, lists and tuples")
+    sampler: dict[str, Any] = Field(description="the method")
+    weights: dict[str, str] = Field(description="types and shapes of the weights of one chain")
+    recording: Recording = Field(description="what is written, and how often")
 
 
 def _default_interval(num_steps: int) -> int:
-    return max(1, min(LONGEST, num_steps // RECORDS))
+    """Return `num_steps` over `RECORDS`; more in short runs, in which records would take longer than steps."""
+    return max(1, min(LONGEST, max(num_steps // RECORDS, min(250, num_steps // 40))))
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -276,24 +294,39 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Settings:
 
 
 def parse(
-    text: str, overrides: Sequence[str] = (), *, source: str = "configuration", folder: Path | None = None
-) -> Settings:
-    """Return the settings of a TOML text, with overrides; relative paths in it are relative to `folder`."""
+    text: str,
+    overrides: Sequence[str] = (),
+    *,
+    source: str = "configuration",
+    folder: Path | None = None,
+    to_edit: bool = False,
+) -> Any:
+    """Return the settings of a TOML text, with overrides; relative paths in it are relative to `folder`.
+
+    With `to_edit`, required keys that are missing get an example.
+    """
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
+    except (ValueError, RecursionError) as error:  # ValueError: bad TOML, or an integer of thousands of digits
+        why = " ".join(str(error).split())[:200] or type(error).__name__
         remedy = "compare with `pseudolangevin sample --print-config`"
         raise ConfigError([f"{source} is not valid TOML: {why}; {remedy}"]) from None
     for override in overrides:
         _override(data, override)
-    tables = [data.get("task"), data.get("start")]
+    tables = [data.get(section) for section in ("task", "start", "network")]
     for table, key in itertools.product([table for table in tables if isinstance(table, dict)], PATHS):
         if folder is not None and isinstance(table.get(key), str) and table[key]:
-            table[key] = str(folder / Path(table[key]).expanduser())
-    lines = _take_unknown(data)
+            table[key] = str(folder / os.path.expanduser(table[key]))  # an unknown ~user stays as it is
+    from_python = data.get("made_by") == "python"
+    lines = [] if from_python else _take_unknown(data)
+    for section in CHOICES if to_edit else ():
+        if isinstance(table := data.setdefault(section, {}), dict):
+            fields = _models(section)[table.get(_tag(section), next(iter(_models(section))))].model_fields
+            needed = [key for key, field in fields.items() if field.is_required() and key in EXAMPLES]
+            needed += ["file"] if "stream" in fields and not {"file", "inputs"} & table.keys() else []
+            data[section] = {key: EXAMPLES[key] for key in needed} | table
     try:
-        settings = Settings.model_validate(data)
+        settings = (PythonSettings if from_python else Settings).model_validate(data)
     except ValidationError as error:
         lines += [_explain(dict(detail)) for detail in error.errors(include_url=False)]
     if lines:
@@ -303,16 +336,17 @@ def parse(
 
 def _override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
+    override, given = f"{key}={text}"[:120], text[:60]
     *tables, last = key.strip().split(".")
     if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", part) for part in (*tables, last)):
         raise ConfigError([f"--set {override}: not of the form key=value; write --set sampler.batch_size=1024"])
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()  # a bare word is a string: shells remove quotes
         if not re.fullmatch(r"[\w./~-]+", value):
             remedy = "quote strings, write lists as [1, 2]"
-            raise ConfigError([f"--set {override}: {text!r} is not a TOML value; {remedy}"]) from None
+            raise ConfigError([f"--set {override}: {given!r} is not a TOML value; {remedy}"]) from None
     for part in tables:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
@@ -322,7 +356,7 @@ def _override(data: dict[str, Any], override: str) -> None:
 
 def _models(section: str) -> dict[str, type[Section]]:
     """Return the alternatives of a section by the value of their tag; the file's top level is the section ""."""
-    kind = Settings.model_fields[section].annotation if section else Settings
+    kind = Settings.model_fields[section].annotation if section in Settings.model_fields else Settings
     return CHOICES.get(section) or ({"": kind} if inspect.isclass(kind) and issubclass(kind, Section) else {})
 
 
@@ -382,21 +416,24 @@ def _explain(detail: dict[str, Any]) -> str:
 def _short(value: Any) -> str:
     try:
         text = " ".join(repr(value).split())
-    except RecursionError:
-        text = "(nested too deeply)"
+    except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
+        text = "(nested too deeply, or too long)"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def to_toml(settings: Settings, *, to_edit: bool = False) -> str:
+def to_toml(settings: Settings | PythonSettings, *, to_edit: bool = False) -> str:
     """Return the complete configuration: every key with its value, its meaning and, for names, the alternatives.
 
     A key that is unset is commented out. With `to_edit`, so is a `record_every` that follows from `num_steps`; it then
     still follows when `num_steps` is edited.
     """
     lines, tables = ["# A pseudolangevin run: `pseudolangevin sample THIS_FILE`", ""], list[str]()
-    for name, field in Settings.model_fields.items():
+    for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
-        if isinstance(value, Section):
+        if isinstance(value, dict):
+            tables += ["", f"[{name}]  # {field.description}"]
+            tables += [f"{_toml(key)} = {_toml(item)}" for key, item in value.items() if item is not None]
+        elif isinstance(value, Section):
             tables += ["", f"[{name}]  # {field.description}"]
             for key, inner in type(value).model_fields.items():
                 choices = CHOICES[name] if name in CHOICES and key == _tag(name) else _literals(inner.annotation)

@@ -2,12 +2,13 @@
 
 DIR/config.toml      the complete configuration
     provenance.json  versions, device, seed, hash of the data, and the commands that started and resumed the run
-    trace.zarr       observables, dimensions (temperature, chain, draw); NaN and status -1 where nothing is recorded yet
-    weights.zarr     kept weights, one array per tensor, dimensions (temperature, chain, kept_draw, ...)
-    checkpoints/     the last few states of all chains, STEP.npz with the checksum STEP.sha256
-    committed.json   number of records and of kept weights that are complete; readers use no more than these
+    trace.records    observables, one checksummed record after another
+    weights.records  kept weights, one checksummed record after another
+    checkpoints/     the last few states of all chains, STEP.checkpoint
     log.txt          events with their times
     lock             the process that writes to the folder; empty if there is none
+
+Only regular files with these names are read or written, never through a symbolic link; other files are left alone.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import json
 import os
 import platform
 import socket
+import stat
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
@@ -30,7 +32,8 @@ from typing import Any, BinaryIO
 
 import jax
 
-PACKAGES = ("pseudolangevin", "jax", "jaxlib", "numpy", "optax", "xarray", "zarr")
+PACKAGES = ("pseudolangevin", "jax", "jaxlib", "numpy", "optax", "xarray")
+MAX_BYTES = 1 << 24  # of a configuration, provenance or header: more is not ours
 
 
 class RunFolderError(ValueError):
@@ -45,21 +48,31 @@ class RunFolder:
 
     config = property(lambda self: self.path / "config.toml")
     provenance = property(lambda self: self.path / "provenance.json")
-    trace = property(lambda self: self.path / "trace.zarr")
-    weights = property(lambda self: self.path / "weights.zarr")
+    certificate = property(lambda self: self.path / "certificate.json")
+    trace = property(lambda self: self.path / "trace.records")
+    weights = property(lambda self: self.path / "weights.records")
     checkpoints = property(lambda self: self.path / "checkpoints")
-    committed = property(lambda self: self.path / "committed.json")
     log_file = property(lambda self: self.path / "log.txt")
     lock = property(lambda self: self.path / "lock")
 
     @classmethod
+    def at(cls, path: str | Path) -> RunFolder:
+        """Return the folder of a path, which need not exist; raise if it is no path."""
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
+            raise RunFolderError(f"folder = {str(path)[:60]!r} is not the path of a folder; pass a string or a Path")
+        return cls(Path(path))
+
+    @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
         """Return a folder that contains a run; raise if it does not."""
-        folder = cls(Path(path))
-        if not folder.path.is_dir():
+        folder = cls.at(path)
+        if not os.path.isdir(folder.path):
             raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
-        if not folder.config.is_file():
+        if not os.path.lexists(folder.config):
             raise RunFolderError(f"{path} contains no run (no config.toml); start one with `pseudolangevin sample`")
+        for file in (folder.config, folder.provenance, folder.trace, folder.weights, folder.log_file, folder.lock):
+            check_own(file)
+        check_own(folder.checkpoints, stat.S_ISDIR)
         return folder
 
     @classmethod
@@ -68,37 +81,89 @@ class RunFolder:
         folder = cls(Path(path))
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            contents = {entry.name for entry in folder.path.iterdir() if not entry.name.endswith(".partial")}
+            contents = {entry.name for entry in folder.path.iterdir()}
         except OSError as error:
             raise RunFolderError(f"{path} cannot be made: {error.strerror}; choose another --out") from None
         if "config.toml" in contents:
             remedy = f"continue it with `pseudolangevin resume {path}`, or choose another --out"
             raise RunFolderError(f"{path} already contains a run; {remedy}")
-        if contents - {"lock", "log.txt"}:
-            raise RunFolderError(f"{path} is not empty ({min(contents)} is there); choose another --out")
+        if foreign := contents - {"lock", "log.txt", ".config.toml.partial"}:
+            raise RunFolderError(f"{path} is not empty ({min(foreign)} is there); choose another --out")
+        for file in (folder.log_file, folder.lock):
+            check_own(file)
+        sync(folder.path.parent)
         return folder
 
     def log(self, line: str) -> None:
         """Append a line with the time; an error in writing it does not stop a run."""
-        try:
-            with self.log_file.open("a", encoding="utf-8") as file:
+        with suppress(OSError):
+            descriptor = open_own(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(f"{_now(' ')}  {line}\n")
-        except OSError:
-            pass
+
+
+def check_own(path: Path, is_right_kind: Any = stat.S_ISREG) -> bool:
+    """Return whether a path of the run exists; raise if something is there that no run makes."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if not is_right_kind(mode):
+        what = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "not a plain file"
+        wanted = "plain files" if is_right_kind is stat.S_ISREG else "a folder there"
+        raise RunFolderError(f"{path} is {what}, and runs make {wanted}; move it away, then try again")
+    return True
+
+
+def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor of a file of the run; raise if it is a link, a pipe, or, to write, has a second name."""
+    check_own(path)  # for the message; the flags hold also if the path changes meanwhile
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or (flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1):
+        os.close(descriptor)
+        raise RunFolderError(f"{path} is not a file of this run alone (a second hard link?); copy the folder instead")
+    return descriptor
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file of the run."""
+    with os.fdopen(open_own(path), "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise RunFolderError(f"{path} is larger than {MAX_BYTES} bytes; restore it from a copy")
+    return content.decode()
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """Open a file whose content replaces that of `path` at the end, so that readers and crashes see old or new."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Open a file whose content replaces that of `path` at the end, so that readers and crashes see old or new.
+
+    The content is on disk before it gets the name, and the name before the function returns.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with suppress(FileNotFoundError):
+        partial.unlink()
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync(path.parent)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise
 
 
@@ -111,11 +176,13 @@ def write_atomically(path: Path, text: str) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the run folder; raise if it is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
+    except RunFolderError:
+        raise
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged ({' '.join(str(error).split())}); restore it from a copy") from None
     return value
@@ -124,7 +191,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_or_empty(path: Path) -> dict[str, Any]:
     """Return the content of a .json or .toml file that may be missing or incomplete: an empty dict in that case."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) if path.suffix == ".toml" else read_json(path)
+        return tomllib.loads(read_text(path)) if path.suffix == ".toml" else read_json(path)
     except (OSError, ValueError, RecursionError):
         return {}
 
@@ -142,7 +209,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
-    """Turn a full disk and other errors in writing into one line with the remedy."""
+    """Turn a full disk, a folder that disappeared and other errors in writing into one line with the remedy."""
     try:
         yield
     except OSError as error:
@@ -150,6 +217,9 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = "no space left on the disk; what was recorded is safe"
             raise RunFolderError(f"{folder.path}: {why}: free some space, {resume}") from error
+        if not folder.config.is_file():
+            why = "the folder was removed or moved while the run wrote to it"
+            raise RunFolderError(f"{folder.path}: {why}; put it back, {resume}") from error
         where = f"{error.filename or folder.path}: {error.strerror or error}"
         raise RunFolderError(f"{where}; make the folder writable, {resume}") from error
 
@@ -161,7 +231,7 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
     The lock is an advisory `flock`, which the system releases when its holder ends, however it ends. The text of the
     file names the holder: text without a lock is that of a process that was killed.
     """
-    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_own(folder.lock, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,8 +258,9 @@ def _holder(descriptor: int) -> tuple[str | None, str]:
     """Return the host (None if the text is empty or incomplete) and a description of the process in a lock file."""
     try:
         text = json.loads(os.pread(descriptor, 4096, 0))
-        return str(text["host"]), f"process {text.get('pid')} on {text['host']} (since {text.get('started')})"
-    except (ValueError, TypeError, KeyError, RecursionError):
+        words = [ascii(text.get(key))[:80].strip("'") for key in ("pid", "host", "started")]
+        return str(text["host"]), "process {} on {} (since {})".format(*words)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None, "another process"
 
 

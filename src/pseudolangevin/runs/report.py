@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -36,6 +37,7 @@ from ..diagnostics.diffusion import Diffusion, diffusion
 from ..diagnostics.verdicts import Line
 from ..observables import OBSERVABLES
 from ..samplers.base import HEALTHY, Status
+from .build import build
 from .folder import RunFolder, RunFolderError, check_writable, read_or_empty, write_atomically
 from .session import load
 from .store import read_trace
@@ -281,13 +283,22 @@ def report_html(result: Result, certificate: Certificate | None = None, facts: M
     )
 
 
-def write_report(path: str | Path, out: str | Path | None = None, *, certificate: Certificate | None = None) -> Path:
+def write_report(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    certificate: Certificate | None = None,
+    result: Result | None = None,
+    allow_code: bool = False,
+) -> Path:
     """Write the page of a run, finished or not, and return its path; without a certificate if it cannot be loaded.
 
     Args:
         path: the run folder.
         out: file to write; default: `report.html` in the run folder.
         certificate: certificate of the run, where it was just computed; default: it is computed.
+        result: result of the run, where it was just computed; default: it is loaded.
+        allow_code: execute the Python file that `network.module` names.
 
     Example:
         >>> write_report("runs/first")  # doctest: +SKIP
@@ -302,13 +313,13 @@ def write_report(path: str | Path, out: str | Path | None = None, *, certificate
     seconds = float(trace["seconds"].values[-1]) if "seconds" in trace else 0.0
     facts: dict[str, Any] = {"name": folder.path.resolve().name, "seconds": seconds}
     facts |= {"config": read_or_empty(folder.config), "provenance": read_or_empty(folder.provenance)}
-    result = Result(trace, {}, None, None, None)  # type: ignore[arg-type]
+    incomplete = Result(trace, {}, None, None, None)  # type: ignore[arg-type]
     try:
-        result = load(path)
+        result = load(path, make=partial(build, allow_code=allow_code)) if result is None else result
         certificate = certificate or make_certificate(result)
     except Exception as error:  # the page is useful without a certificate, and states the reason
         facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
-    write_atomically(page, report_html(result, certificate=certificate, facts=facts))
+    write_atomically(page, report_html(result or incomplete, certificate=certificate, facts=facts))
     return page
 
 

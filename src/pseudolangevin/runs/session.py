@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,23 +22,29 @@ import jax
 import numpy as np
 
 from .. import placement as hosts
-from ..chains import Record, Result
+from .._checks import check_integer
+from ..chains import Record, Result, Run
+from ..data import Dataset
 from ..samplers.base import HEALTHY
 from . import config
 from .build import Experiment, build, naming
-from .config import PATHS, ConfigError, Settings
-from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, write_atomically
-from .store import CHUNK, Checkpoint, Checkpoints, Store, Writer, open_stores, read_committed
+from .config import PATHS, ConfigError, PythonSettings, Settings
+from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, read_text
+from .folder import write_atomically as write
+from .store import Checkpoint, CheckpointError, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 CHANGEABLE = (
     "num_steps",
+    "record_every",
     *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
     *(f"placement.{key}" for key in ("chains", "data", "weights")),
 )  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
-FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start") for key in PATHS))
+FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
+REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
 Command = Sequence[str] | None
+Make = Callable[..., Experiment] | None  # None: `build`
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
 
 
@@ -74,7 +79,9 @@ class Outcome:
         return hosts.is_first()
 
 
-def start(settings: Settings, path: str | Path, *, command: Command = None, progress: bool | None = None) -> Outcome:
+def start(
+    settings: Settings, path: str | Path, *, command: Command = None, progress: bool | None = None, make: Make = None
+) -> Outcome:
     """Sample into a new run folder.
 
     Args:
@@ -82,18 +89,32 @@ def start(settings: Settings, path: str | Path, *, command: Command = None, prog
         path: the folder, which must be new or empty.
         command: command noted in provenance.json; default: that of this process.
         progress: show a progress bar; default: when the output is a terminal.
+        make: function from settings to an experiment.
     """
-    folder = RunFolder(Path(path))
     with hosts.together():
-        experiment = build(settings)
+        experiment = (make or build)(settings)
+    return begin(experiment, path, command, progress)
+
+
+def begin(experiment: Experiment, path: str | Path, command: Command, progress: bool | None, **more: Any) -> Outcome:
+    """Sample into a new run folder; `more`: the arguments `on_record` and `max_seconds` of `pl.sample`."""
+    folder = RunFolder.at(path)
+    with hosts.together():
         if hosts.is_first():
-            RunFolder.new(folder.path)
-    with _session(folder, command, progress) as session:
+            with disk_errors(folder):
+                RunFolder.new(folder.path)
+    with _session(folder, command, progress, **more) as session:
         return session.begin(experiment)
 
 
 def resume(
-    path: str | Path, overrides: Sequence[str] = (), *, command: Command = None, progress: bool | None = None
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    command: Command = None,
+    progress: bool | None = None,
+    make: Make = None,
+    **more: Any,
 ) -> Outcome:
     """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
 
@@ -105,58 +126,38 @@ def resume(
             `num_steps=40000` extends a run.
         command: see `start`.
         progress: see `start`.
+        make: function from settings to an experiment.
+        more: see `begin`.
     """
     folder = RunFolder.existing(path)
-    checkpoints = Checkpoints(folder.checkpoints)
-    with _session(folder, command, progress) as session:
-        with hosts.together():
-            settings = _changed(folder, overrides)
-            begun = folder.committed.exists()
-            experiment = build(settings, check_start=not begun)
-            _check_unchanged(folder, experiment)
-            if not begun and any(checkpoints.steps()):
-                raise RunFolderError(f"{folder.committed} is missing; restore it from a copy")
-        if not begun:
-            session.log("resumed before the first record: beginning again")
-            return session.begin(experiment)
-        with hosts.together():
-            at, states, damage, *_ = _restore(folder, experiment)
-            session.notes += damage
-            if hosts.is_first():
-                for line in session.notes:
-                    folder.log(line)
-                if at.step < settings.num_steps:
-                    noted = read_json(folder.provenance)
-                    entry = describe_session(session.command) | {"from_step": at.step}
-                    noted["resumed"] = [*noted.get("resumed", []), entry]
-                    write_atomically(folder.provenance, json.dumps(noted, indent=2))
-                    folder.log(f"resumed from the checkpoint at step {at.step}")
-                write_atomically(folder.config, config.to_toml(settings))
-                checkpoints.clean(newer_than=at.step)
-        return session.proceed(experiment, experiment.run.put(states), at)
+    with _session(folder, command, progress, **more) as session:
+        return session.resume(overrides, make or build)
 
 
-def load(path: str | Path, *, samples: bool = True) -> Result:
-    """Return the result of a run, finished or not, as `sample` would have returned it.
-
-    Args:
-        path: the run folder.
-        samples: also read the kept weights into memory.
-    """
+def load(path: str | Path, *, samples: bool = True, num_records: int | None = None, make: Make = None) -> Result:
+    """Return the result of a run, finished or not, as `sample` would have returned it; see `pl.load`."""
     folder = RunFolder.existing(path)
-    settings = _read_settings(folder, ["placement={chains=1}"])
-    read_committed(folder)
-    experiment = build(settings, check_start=False)
-    run, shape = experiment.run, experiment.weights_shape
-    _, states, notes, trace_store, weights_store = _restore(folder, experiment)
+    if num_records is not None:
+        check_integer("num_records", num_records, minimum=0)
+    settings = _read_settings(folder)
+    if not folder.trace.exists():
+        raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
+    if isinstance(settings, Settings):
+        settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
+    experiment = (make or build)(settings, check_start=False)
+    run = experiment.run
+    at, states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)
+    if num_records is None and not notes and at.step < max(trace["step"], default=0):
+        why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
+        notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
     for note in notes:
-        warnings.warn(note, stacklevel=2)
-    trace = run.trace(trace_store.read(without=("step", "seconds")), shape, settings.record_every)
-    kept = None
-    if samples and weights_store.recorded:
-        kept = jax.tree.unflatten(jax.tree.structure(shape), [*weights_store.read(without=("step",)).values()])
-        trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
-    return replace(run.result(run.put(states), [], every=settings.record_every), trace=trace, samples=kept)
+        warnings.warn(note, stacklevel=3)
+    dataset = to_dataset(header, trace).drop_vars("seconds").assign_attrs(record_every=settings.record_every)
+    draws = None
+    if kept:
+        draws = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), kept)
+        dataset.attrs["keep_weights_every"] = settings.recording.keep_weights_every
+    return replace(run.result(run.put(states), [], every=1), trace=dataset, samples=draws)
 
 
 @dataclass
@@ -168,6 +169,8 @@ class _Session:
     progress: bool | None
     notes: list[str]
     stop_asked: Callable[[], bool]
+    on_record: Callable[[Record], None] | None = None
+    max_seconds: float | None = None
 
     def log(self, line: str) -> None:
         if hosts.is_first():
@@ -176,45 +179,84 @@ class _Session:
     def begin(self, experiment: Experiment) -> Outcome:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
-        noted = describe_session(self.command) | _hashes(experiment) | {"seed": settings.seed, "resumed": []}
+        hashes = _hashes(experiment)
+        noted = describe_session(self.command) | hashes | {"test_sha256": _hash_of(run.test)}
+        noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
         with hosts.together():
             if hosts.is_first():
-                write_atomically(folder.config, config.to_toml(settings))
-                write_atomically(folder.provenance, json.dumps(noted, indent=2))
+                write(folder.config, config.to_toml(settings))
+                write(folder.provenance, json.dumps(noted, indent=2))
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
 
         def on_pause() -> None:
             if self.stop_asked():
                 raise _StopAskedError
 
-        try:
-            weights = experiment.starting_weights(on_pause, self.progress if hosts.is_first() else False)
-        except _StopAskedError:
-            self.log("interrupted before the first step")
-            return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
-        with naming("start"):
-            states = run.start(weights, settings.seed)
+        states = experiment.states
+        if isinstance(settings, Settings):
+            try:
+                weights = experiment.starting_weights(on_pause, self.progress if hosts.is_first() else False)
+            except _StopAskedError:
+                self.log("interrupted before the first step")
+                return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
+            with naming("start"):
+                states = run.start(weights, settings.seed)
         complete = hosts.to_first(states)
         with hosts.together():
             if hosts.is_first():
-                for leftover in (folder.trace, folder.weights, folder.checkpoints):
-                    shutil.rmtree(leftover, ignore_errors=True)
-                Writer.create(folder, run, complete, settings)
-        return self.proceed(experiment, states, Checkpoint())
+                Writer.create(folder, run, complete, settings.recording, hashes)
+        return self.proceed(experiment, states, Checkpoint(), hashes)
 
-    def proceed(self, experiment: Experiment, states: Any, at: Checkpoint) -> Outcome:
-        """Sample from a checkpoint on."""
-        settings, run = experiment.settings, experiment.run
+    def resume(self, changes: Sequence[str], make: Callable[..., Experiment]) -> Outcome:
+        """Sample from the newest valid checkpoint on, or from the first step if there is none yet."""
+        folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
-            writer = Writer(self.folder, run, states, settings, at) if hosts.is_first() else None
-        last, interrupted = Record(at.step, states, None), self.stop_asked()
-        every, keep_every = settings.record_every, settings.record_every * settings.recording.keep_weights_every
-        stop, pause = at.step if interrupted else settings.num_steps, settings.recording.checkpoint_every
-        show = self.progress if writer else False
-        records = run.records(states, first=at.step, stop=stop, every=every, pause_every=pause, progress=show)
-        with closing(records):  # type: ignore[type-var]
+            settings = _changed(folder, changes)
+            begun = folder.trace.exists()
+            experiment = make(settings, check_start=not begun)
+            hashes = _check_unchanged(folder, experiment)
+            if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
+                raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
+        if not begun:
+            self.log("resumed before the first record: beginning again")
+            return self.begin(experiment)
+        with hosts.together():
+            at, states, damage, *_ = _restore(folder, experiment, hashes=hashes)
+            self.notes += damage
+        states = experiment.run.put(states)
+        _check_energies(folder, experiment.run, states, at)
+        with hosts.together():
+            if hosts.is_first():
+                for line in self.notes:
+                    folder.log(line)
+                if at.step < settings.num_steps:
+                    noted = read_json(folder.provenance)
+                    entry = describe_session(self.command) | {"from_step": at.step}
+                    noted["resumed"] = [*noted.get("resumed", []), entry]
+                    write(folder.provenance, json.dumps(noted, indent=2))
+                    folder.log(f"resumed from the checkpoint at step {at.step}")
+                write(folder.config, config.to_toml(settings))
+                checkpoints.clean(newer_than=at.step)
+        return self.proceed(experiment, states, at, hashes)
+
+    def proceed(self, experiment: Experiment, states: Any, at: Checkpoint, hashes: Mapping[str, str]) -> Outcome:
+        """Sample from a checkpoint on."""
+        settings, run, recording = experiment.settings, experiment.run, experiment.settings.recording
+        with ExitStack() as stack:
+            with hosts.together():
+                writer = Writer(self.folder, run, recording, hashes, at) if hosts.is_first() else None
+            if writer:
+                stack.callback(writer.close)
+            last, interrupted, number = Record(at.step, states, None), self.stop_asked(), at.records
+            limits: dict[str, Any] = {"first": at.step, "stop": at.step if interrupted else settings.num_steps}
+            limits |= {"every": settings.record_every, "pause_every": recording.checkpoint_every}
+            limits |= {"max_seconds": self.max_seconds, "progress": self.progress if writer else False}
+            records = run.records(states, **limits)
+            stack.enter_context(closing(records))  # type: ignore[type-var]
             for last in records:
-                kept = run.positions(last.states) if keep_every and last.step % keep_every == 0 else None
+                number += last.observables is not None
+                every = recording.keep_weights_every if last.observables is not None else 0
+                kept = run.positions(last.states) if every and number % every == 0 else None
                 due = hosts.first_decides(writer is not None and writer.checkpoint_due(last.step))
                 complete = hosts.to_first(last.states) if due else None
                 with hosts.together():
@@ -222,16 +264,18 @@ class _Session:
                         writer.add(last, kept)
                     if writer and due:
                         writer.checkpoint(last.step, complete)
+                if self.on_record is not None and last.observables is not None:
+                    self.on_record(last)
                 if last.step < settings.num_steps and self.stop_asked():
                     interrupted = True
                     break
-        if hosts.first_decides(writer is not None and writer.saved_step != last.step):
-            complete = hosts.to_first(last.states)
-            with hosts.together():
-                if writer:
-                    writer.checkpoint(last.step, complete)
+            if hosts.first_decides(writer is not None and writer.saved_step != last.step):
+                complete = hosts.to_first(last.states)
+                with hosts.together():
+                    if writer:
+                        writer.checkpoint(last.step, complete)
+            seconds = writer.seconds if writer else 0.0
         stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
-        seconds = writer.seconds if writer else 0.0
         how = "interrupted" if interrupted else "ended"
         self.log(f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
         ended = (last.step, settings.num_steps, interrupted, stopped, seconds)
@@ -243,7 +287,7 @@ class _StopAskedError(Exception):
 
 
 @contextmanager
-def _session(folder: RunFolder, command: Command, progress: bool | None) -> Iterator[_Session]:
+def _session(folder: RunFolder, command: Command, progress: bool | None, **more: Any) -> Iterator[_Session]:
     """Lock the folder, log warnings, and stop on signals."""
     notes: list[str] = []
     with ExitStack() as stack:
@@ -261,42 +305,95 @@ def _session(folder: RunFolder, command: Command, progress: bool | None) -> Iter
                 show(message, *details, **more)
 
             warnings.showwarning = show_and_log
-        yield _Session(folder, command or sys.argv, progress, notes, lambda: hosts.any_process(stop_asked()))
+        asked = lambda: hosts.any_process(stop_asked())  # noqa: E731
+        yield _Session(folder, command or sys.argv, progress, notes, asked, **more)
 
 
-def _restore(folder: RunFolder, experiment: Experiment) -> tuple[Checkpoint, Any, list[str], Store, Store]:
-    """Return the newest valid checkpoint, its states, notes on damage, and the stores of the trace and kept weights.
+def _restore(
+    folder: RunFolder,
+    experiment: Experiment,
+    num_records: int | None = None,
+    *,
+    hashes: Mapping[str, str] | None = None,
+    samples: bool = True,
+) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
+    """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
 
-    Raises an error if the files do not fit the configuration or each other.
+    A damaged record before the checkpoint is an error. A run that is resumed, with its `hashes`, goes back to a
+    checkpoint before the damage instead. With `num_records`, only these records count.
     """
-    settings, run = experiment.settings, experiment.run
-    shapes = run.abstract_states(experiment.weights_shape)
-    at, states, notes = Checkpoints(folder.checkpoints).newest(shapes)
-    records, kept = read_committed(folder)  # after the checkpoint, which a run writes after its records
-    trace, weights = open_stores(folder, run, shapes, settings, (records, kept))
-    trace.read(at.records - at.records % CHUNK, min(at.records, records))  # the file that is continued
-    every = settings.recording.keep_weights_every or records + 1
-    wrong = kept != records // every or at.records != at.step // settings.record_every
-    if wrong or at.records > records or at.kept > kept:
-        why = f"gives {records} records and {kept} kept weights, which does not fit the checkpoint at step {at.step}"
-        raise RunFolderError(f"{folder.committed} {why}; restore the folder from a copy")
-    return at, states, notes, trace, weights
+    checkpoints, notes, error, at = Checkpoints(folder.checkpoints), list[str](), "there is none", None
+    steps = checkpoints.steps()  # before the records, since a run writes them before
+    resuming, shapes = hashes is not None, experiment.run.abstract_states(experiment.weights_shape)
+    hashes = hashes or _hashes(experiment)
+    wanted = headers(experiment.run, shapes, hashes, experiment.settings.recording.weights_dtype)
+    # Without the test set and own observables, the trace of a run that Python started may have more fields.
+    expected = None if isinstance(experiment.settings, PythonSettings) and not resuming else wanted[0]
+    with RecordFile(folder.trace, expected) as trace, RecordFile(folder.weights, wanted[1]) as kept:
+        if trace.header.about.get("run") != hashes:
+            raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
+        values, records = trace.read(0, num_records)
+        draws, num_kept = kept.read(0, None if samples else 0)
+        files = [(trace, records, "records")] + ([(kept, num_kept, "kept")] if samples else [])
+        for step in reversed(steps):
+            try:
+                at, states = checkpoints.restore(step, shapes, hashes)
+                bad = [_damage(file, valid, getattr(at, name)) for file, valid, name in files if num_records is None]
+                if not any(bad):
+                    break
+                at, error = None, next(filter(None, bad))
+                if not resuming:
+                    raise RunFolderError(f"{error}; pl.load(DIR, num_records=N) reads the records before it")
+            except CheckpointError as failure:
+                error = str(failure)
+            notes.append(f"{error}; falling back to the checkpoint before")
+        if at is None:
+            remedy = "restore the folder from a copy, or sample again into a new one"
+            raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
+        notes += filter(None, [_damage(*pair[:2], pair[0].recorded) for pair in files if num_records is None])
+    if num_records is not None:
+        last = values["step"][-1] if records else 0
+        draws = {name: array[: np.searchsorted(draws["step"], last, "right")] for name, array in draws.items()}
+    tensors = [np.moveaxis(draws[name], 0, 2) for name, *_ in wanted[1].fields[1:]] if len(draws["step"]) else []
+    return at, states, notes, trace.header, values, tensors
 
 
-def _read_settings(folder: RunFolder, overrides: Sequence[str] = ()) -> Settings:
+def _damage(file: RecordFile, valid: int, needed: int) -> str | None:
+    """Return which of the records that are needed is the first bad one."""
+    why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {needed}"
+    return f"{file.path}: record {valid} is damaged ({why})" if valid < needed else None
+
+
+def _check_energies(folder: RunFolder, run: Run, states: Any, at: Checkpoint) -> None:
+    """Raise unless the potential, which may be code, gives the energies that were recorded at the checkpoint."""
+    with RecordFile(folder.trace) as file:
+        last, _ = file.read(max(0, at.records - 1), at.records)
+    if not at.records or last["step"][0] != at.step:
+        return
+    recorded = last["potential"][0]
+    found = run.split(run.observe(states)["potential"])
+    if not np.allclose(found[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
+        why = f"U = {found.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
+        raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
+
+
+def _read_settings(folder: RunFolder) -> Any:
     try:
-        return config.read(folder.config, overrides)
+        return config.parse(read_text(folder.config), source="the file", folder=folder.path.resolve())
     except ConfigError as error:
         raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{folder.config} is not UTF-8 text (byte {error.start}); restore it from a copy"]) from None
 
 
-def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
+def _changed(folder: RunFolder, overrides: Sequence[str]) -> Any:
     """Return the settings with overrides; raise if one of them would make another run."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key not in FREE:
             raise ConfigError([f"--set {override}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
-    settings = config.parse(config.to_toml(_read_settings(folder)), overrides, folder=folder.path.resolve())
+    _read_settings(folder)  # for errors of the file itself
+    settings = config.parse(read_text(folder.config), overrides, folder=folder.path.resolve())
     done = Checkpoints(folder.checkpoints).steps()
     if done and settings.num_steps < done[-1]:
         given = f"num_steps = {settings.num_steps}"
@@ -305,31 +402,40 @@ def _changed(folder: RunFolder, overrides: Sequence[str]) -> Settings:
 
 
 def _hashes(experiment: Experiment) -> dict[str, str]:
-    """Return SHA-256 hashes of the data, and of the settings that decide the chains and the layout of the files."""
-    data = hashlib.sha256()
-    sets = [dataset.batch for dataset in (experiment.run.sampler.dataset, experiment.run.test) if dataset is not None]
-    for leaf in jax.tree.leaves(sets):
-        data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
-        array, at_once = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, 2**16
-        for first in range(0, leaf.shape[0], at_once):  # a data set on disk need not fit into memory
-            data.update(np.ascontiguousarray(array[first : first + at_once]).data)
-    settings: dict[str, Any] = {}
+    """Return SHA-256 hashes of the data, and of the settings and code that decide the chains and the files."""
+    settings: dict[str, Any] = {"code": hashlib.sha256(experiment.code).hexdigest()}
     for name, value in experiment.settings.model_dump().items():
         settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
     text = json.dumps({name: value for name, value in settings.items() if name not in FREE}, sort_keys=True)
-    return {"data_sha256": data.hexdigest(), "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    data = _hash_of(experiment.run.sampler)
+    return {"data_sha256": data, "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _check_unchanged(folder: RunFolder, experiment: Experiment) -> None:
-    """Raise if the settings or the data are not those that the run began with."""
-    if not folder.provenance.exists() and not folder.committed.exists():
-        return
-    noted, hashes = read_json(folder.provenance), _hashes(experiment)
-    if noted.get("settings_sha256") != hashes["settings_sha256"]:
-        remedy = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
-        raise RunFolderError(f"{folder.config} was changed since the run began; {remedy}")
-    if noted.get("data_sha256") != hashes["data_sha256"]:
-        raise RunFolderError(f"the data are not those that {folder.path} began with; put the files back as they were")
+def _hash_of(tree: Any) -> str:
+    """Return the SHA-256 of the data sets and arrays of a tree."""
+    data = hashlib.sha256()
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Dataset))
+    for leaf in jax.tree.leaves([node.batch if isinstance(node, Dataset) else node for node in nodes]):
+        data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
+        array, at_once = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, 2**16
+        for first in range(0, leaf.shape[0], at_once) if leaf.ndim else ():  # data on disk may be larger than memory
+            data.update(np.ascontiguousarray(array[first : first + at_once]).data)
+    return data.hexdigest()
+
+
+def _check_unchanged(folder: RunFolder, experiment: Experiment) -> dict[str, str]:
+    """Return the hashes of settings and data; raise if they, or the test set, are not those that the run began with."""
+    hashes = _hashes(experiment)
+    if folder.provenance.exists() or folder.trace.exists():
+        noted = read_json(folder.provenance)
+        if noted.get("settings_sha256") != hashes["settings_sha256"]:
+            raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
+        found = {"data": hashes["data_sha256"], "test": _hash_of(experiment.run.test)}
+        for what, name in (("data", "data are"), ("test", "test set is")):
+            if noted.get(f"{what}_sha256") != found[what]:
+                why = f"the {name} not what the run began with"
+                raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
+    return hashes
 
 
 @contextmanager

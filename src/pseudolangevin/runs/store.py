@@ -1,40 +1,214 @@
 """Records, kept weights and checkpoints on disk, and the order in which they are written.
 
-Records come first, then their number in committed.json, then, now and then, a checkpoint. At whatever moment a process
-ends, the newest checkpoint and the records up to that number are complete. A run continues from the checkpoint; the
-records after it are computed again, with the same bits.
+A file of records is a line of JSON, the header, a line with its SHA-256, and then records of equal length. A record is
+its arrays, one after the other, and a checksum of the header, the number of the record and the arrays. So a damaged,
+moved or foreign record is found, and the records before it can be read. A checkpoint is a file of one record.
+
+Records are appended about once a second. A checkpoint follows now and then, when all records before it are on disk. At
+whatever moment a process or the machine ends, the newest checkpoint and the records up to it are complete. A run
+continues from there; the records after it are computed again, with the same bits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
+import os
 import re
+import stat
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-import zarr
 
 from .._trees import Weights, named_leaves
 from ..chains import Record, Run
-from .config import Settings
-from .folder import RunFolder, RunFolderError, read_json, replaced, write_atomically
+from .folder import MAX_BYTES, RunFolder, RunFolderError, check_own, open_own, replaced
 
-CHUNK = 128  # records per file of an observable
-LARGE_CHUNK = 1 << 27  # bytes above which every chain has files of its own
-BUFFER = 1 << 26  # bytes of draws that wait in memory, or a single draw if that is larger
-FILL = {"f": np.nan, "b": False}  # values that stand for no record; integers: -1
+FORMAT = "pseudolangevin records 1"
+CHECKSUM = 16  # bytes of the SHA-256 that follow a record
+BUFFER = 1 << 26  # bytes that are read at once, or that wait in memory to be written, or a single record
 MAX_SHARE = 0.01  # of the time of a run for writing records, and as much for checkpoints: slow writes become rarer
+
+
+@dataclass(frozen=True)
+class Header:
+    """The fields of every record, each with its type and shape, and what else is known about them."""
+
+    fields: tuple[tuple[str, str, tuple[int, ...]], ...]
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, arrays: Iterable[tuple[str, Any]], about: dict[str, Any]) -> Header:
+        """Return the header of records like these arrays, or their shapes and types."""
+        return cls(tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays), about)
+
+    @cached_property
+    def lines(self) -> bytes:
+        """The two lines at the start of the file."""
+        line = json.dumps({"format": FORMAT, "fields": self.fields, "about": self.about}).encode() + b"\n"
+        return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Number of bytes of each field."""
+        return [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in self.fields]
+
+    def hasher(self, index: int) -> Any:
+        """Return the checksum of a record before its arrays."""
+        hasher = self._hasher.copy()
+        hasher.update(index.to_bytes(8, "little"))
+        return hasher
+
+    @cached_property
+    def _hasher(self) -> Any:
+        return hashlib.sha256(self.lines)
+
+    def write(self, stream: BinaryIO, index: int, arrays: Mapping[str, Any]) -> None:
+        """Write one record."""
+        hasher = self.hasher(index)
+        for name, dtype, shape in self.fields:
+            array = np.ascontiguousarray(arrays[name], dtype).reshape(shape)
+            part = array.reshape(-1).view(np.uint8).data
+            hasher.update(part)
+            stream.write(part)
+        stream.write(hasher.digest()[:CHECKSUM])
+
+    @classmethod
+    def read(cls, path: Path, stream: BinaryIO) -> Header:
+        """Read the header of a file, and check it."""
+        try:
+            line, checksum = stream.readline(MAX_BYTES), stream.readline(66)
+            if checksum != hashlib.sha256(line).hexdigest().encode() + b"\n":
+                raise ValueError("its header is incomplete, or its checksum is wrong")
+            value = json.loads(line)
+            fields = tuple((str(name), str(dtype), tuple(shape)) for name, dtype, shape in value["fields"])
+            valid = value["format"] == FORMAT and isinstance(value["about"], dict)
+            for _, dtype, shape in fields:
+                valid &= re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)", dtype) is not None and all(
+                    type(n) is int and 0 <= n < 2**48 for n in shape
+                )
+            if not valid:
+                raise ValueError("its header is not one of a run")
+            return cls(fields, value["about"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise RunFolderError(_damaged(path, " ".join(str(error).split())[:160])) from None
+
+
+class RecordFile:
+    """A file of records, to read or to extend."""
+
+    def __init__(self, path: Path, header: Header | None = None, *, writable: bool = False) -> None:
+        """Open a file; raise if it is not there, damaged, or has another header than the given one."""
+        self.path = path
+        try:
+            self._stream: Any = os.fdopen(open_own(path, os.O_RDWR if writable else os.O_RDONLY), "rb")
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
+        try:
+            self.header = Header.read(path, self._stream)
+            if header is not None and self.header.lines != header.lines:
+                pairs = itertools.zip_longest(self.header.fields, header.fields)
+                differ = next((pair for pair in pairs if pair[0] != pair[1]), None)
+                why = f"{differ[0]}, where config.toml requires {differ[1]}" if differ else "other settings or data"
+                raise RunFolderError(f"{path} does not fit the run: it has {why}; restore both from a copy")
+        except RunFolderError:
+            self._stream.close()
+            raise
+        self._start, self._length = len(self.header.lines), sum(self.header.sizes) + CHECKSUM
+        self._pending, self._num_pending = bytearray(), 0
+        self.recorded = max(0, os.fstat(self._stream.fileno()).st_size - self._start) // self._length
+
+    @staticmethod
+    def create(path: Path, header: Header, *records: Mapping[str, Any]) -> None:
+        """Write a file with these records."""
+        with replaced(path) as stream:
+            stream.write(header.lines)
+            for index, record in enumerate(records):
+                header.write(stream, index, record)
+
+    def __enter__(self) -> RecordFile:
+        """Return the file."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def truncate(self, recorded: int) -> None:
+        """Cut off the records from number `recorded` on."""
+        os.ftruncate(self._stream.fileno(), self._start + recorded * self._length)
+        self.recorded = recorded
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Take one record; it is in the file after `flush`."""
+        stream = _Into(self._pending)
+        self.header.write(stream, self.recorded + self._num_pending, record)  # type: ignore[arg-type]
+        self._num_pending += 1
+        if len(self._pending) > BUFFER:
+            self.flush()
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Write the records that were taken; with `durable`, wait until they are on disk. Raise if the file is gone."""
+        here, named = os.fstat(self._stream.fileno()), os.lstat(self.path)
+        if (here.st_dev, here.st_ino) != (named.st_dev, named.st_ino):
+            raise RunFolderError(f"{self.path} was replaced while the run wrote to it; put it back, then resume")
+        end, done = self._start + self.recorded * self._length, 0
+        while done < len(self._pending):  # a disk that is nearly full takes a part
+            done += os.pwrite(self._stream.fileno(), memoryview(self._pending)[done:], end + done)
+        self.recorded, self._num_pending, self._pending = self.recorded + self._num_pending, 0, bytearray()
+        if durable:
+            os.fsync(self._stream.fileno())
+
+    def read(self, first: int = 0, stop: int | None = None) -> tuple[dict[str, np.ndarray], int]:
+        """Return the fields of the records from `first` to `stop`, (record, ...), and the number of the first bad one.
+
+        The arrays end before it; if there is none, it is `stop`.
+        """
+        stop = self.recorded if stop is None else min(stop, self.recorded)
+        count = max(0, stop - first)
+        out = {name: np.empty((count, *shape), dtype) for name, dtype, shape in self.header.fields}
+        ends = list(itertools.accumulate(self.header.sizes, initial=0))
+        self._stream.seek(self._start + first * self._length)
+        at_once = max(1, BUFFER // self._length)
+        for begin in range(0, count, at_once):
+            number = min(at_once, count - begin)
+            block = np.empty((number, self._length), np.uint8)
+            if self._stream.readinto(block.data) < block.nbytes:  # cut meanwhile
+                number = 0
+            good = next((n for n in range(number) if not self._is_valid(first + begin + n, block[n].data)), number)
+            for (name, dtype, shape), (low, high) in zip(self.header.fields, itertools.pairwise(ends), strict=True):
+                part = np.ascontiguousarray(block[:good, low:high])
+                out[name][begin : begin + good] = part.view(dtype).reshape(good, *shape)
+            if good < len(block):
+                return {name: values[: begin + good] for name, values in out.items()}, first + begin + good
+        return out, stop
+
+    def _is_valid(self, index: int, record: memoryview) -> bool:
+        hasher = self.header.hasher(index)
+        hasher.update(record[:-CHECKSUM])
+        return hasher.digest()[:CHECKSUM] == record[-CHECKSUM:]
+
+
+class _Into:
+    """A stream that appends to bytes."""
+
+    def __init__(self, target: bytearray) -> None:
+        self.write = target.extend
+
+
+def _damaged(path: Path, why: str) -> str:
+    return f"{path} is damaged ({why}); restore it from a copy, or sample again into a new folder"
 
 
 @dataclass(frozen=True)
@@ -47,232 +221,124 @@ class Checkpoint:
     seconds: float = 0.0
 
 
+class CheckpointError(Exception):
+    """Error about a checkpoint that cannot be used; the one before it may be."""
+
+
 class Checkpoints:
-    """The newest checkpoints of a run: STEP.npz, and its checksum STEP.sha256, without which it is incomplete."""
+    """The newest checkpoints of a run, STEP.checkpoint; other files in their folder are left alone."""
 
     def __init__(self, path: Path, keep: int = 3) -> None:
         """Use the folder `path`, with at most `keep` checkpoints."""
         self._path, self._keep = path, keep
 
     def steps(self) -> list[int]:
-        """Return the steps of complete checkpoints, oldest first."""
-        return sorted(int(file.stem) for file in self._files() if file.suffix == ".sha256")
+        """Return the steps of all checkpoints, oldest first."""
+        names = os.listdir(self._path) if check_own(self._path, stat.S_ISDIR) else []
+        return sorted(int(name[:10]) for name in names if re.fullmatch(r"[0-9]{10}\.checkpoint", name))
 
-    def save(self, at: Checkpoint, states: Any) -> None:
-        """Write a checkpoint, then remove the oldest ones."""
-        file, checksum = self._pair(at.step)
-        meta = json.dumps(asdict(at) | {"prng": str(jax.random.key_impl(states.key))}).encode()
-        arrays: dict[str, Any] = {"meta": np.frombuffer(meta, np.uint8)}
-        for name, leaf in named_leaves(states):
-            arrays[f"states.{name}"] = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-        self._path.mkdir(exist_ok=True)
-        checksum.unlink(missing_ok=True)  # so that a checkpoint that is being replaced does not count
-        with replaced(file) as stream:
-            np.savez(stream, **arrays)
-        write_atomically(checksum, f"{_sha256(file)}  {file.name}\n")
+    def file(self, step: int) -> Path:
+        """Return the path of a checkpoint."""
+        return self._path / f"{step:010d}.checkpoint"
+
+    def save(self, at: Checkpoint, states: Any, run: Mapping[str, str]) -> None:
+        """Write a checkpoint of the run with these hashes, then remove the oldest ones."""
+        arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in _states(states)}
+        about = {"at": asdict(at), "prng": str(jax.random.key_impl(states.key)), "run": dict(run)}
+        RecordFile.create(self.file(at.step), Header.of(arrays.items(), about), arrays)
         for step in self.steps()[: -self._keep]:
-            self._remove(step)
+            self._remove(self.file(step))
 
-    def newest(self, like: Any) -> tuple[Checkpoint, Any, list[str]]:
-        """Return the newest valid checkpoint, with states in the structure of `like`, and notes on damaged ones."""
-        notes: list[str] = []
-        for step in reversed(self.steps()):
-            try:
-                return *self._restore(step, like), notes
-            except Exception as error:  # damaged files fail in many ways
-                why = " ".join(str(error).split())[:160] or type(error).__name__
-                notes.append(f"checkpoint {self._pair(step)[0]} is damaged ({why}); falling back to the one before")
-        why = notes[0] if notes else "there is none"
-        raise RunFolderError(f"{self._path} has no valid checkpoint ({why}); sample again into a new folder")
+    def restore(self, step: int, like: Any, run: Mapping[str, str]) -> tuple[Checkpoint, Any]:
+        """Return a checkpoint with its states in the structure of `like`; raise if it is damaged or of another run."""
+        path, leaves = self.file(step), []
+        try:
+            with RecordFile(path) as file:
+                about = file.header.about
+                arrays, bad = file.read(0, 1)
+            if bad != 1 or about.get("run") != run:
+                raise ValueError("its checksum is wrong" if bad != 1 else "it is of a run with other settings or data")
+            for name, leaf in _states(like):  # on the host: the placement decides which device gets which part
+                value: Any = arrays[name][0] if name in arrays else np.zeros(0)
+                value = jax.random.wrap_key_data(jnp.asarray(value), impl=about["prng"]) if _is_key(leaf) else value
+                if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
+                    raise ValueError(f"{name} is missing or has another shape")
+                leaves.append(value)
+            return Checkpoint(**about["at"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+        except RunFolderError as error:
+            raise CheckpointError(str(error).partition("; ")[0]) from None
+        except Exception as error:  # a foreign header fails in many ways
+            raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())[:160]})") from None
 
-    def clean(self, newer_than: int) -> None:
-        """Remove the checkpoints after a step, and incomplete ones."""
-        complete = self.steps()
-        for step in {int(file.stem) for file in self._files()}:
-            if step > newer_than or step not in complete:
-                self._remove(step)
+    def clean(self, newer_than: int = -1) -> None:
+        """Remove the checkpoints after a step, and what a killed process left of others."""
+        for step in self.steps():
+            if step > newer_than:
+                self._remove(self.file(step))
+        for file in self._path.glob(".??????????.checkpoint.partial"):
+            self._remove(file)
 
-    def _restore(self, step: int, like: Any) -> tuple[Checkpoint, Any]:
-        file, checksum = self._pair(step)
-        if checksum.read_text().split()[:1] != [_sha256(file)]:
-            raise ValueError("its checksum is wrong")
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = dict(archive)
-        meta = json.loads(arrays["meta"].tobytes())
-        prng, leaves = meta.pop("prng"), []
-        for name, leaf in named_leaves(like):  # on the host: the placement decides which device gets which part
-            value: Any = arrays[f"states.{name}"]
-            value = jax.random.wrap_key_data(jnp.asarray(value), impl=prng) if _is_key(leaf) else value
-            if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
-                raise ValueError(f"{name} has shape {value.shape} and type {value.dtype}, not those of this run")
-            leaves.append(value)
-        return Checkpoint(**meta), jax.tree.unflatten(jax.tree.structure(like), leaves)
+    def _remove(self, file: Path) -> None:
+        if check_own(file):
+            file.unlink()
 
-    def _remove(self, step: int) -> None:
-        file, checksum = self._pair(step)
-        checksum.unlink(missing_ok=True)  # first, so that an incomplete checkpoint never counts
-        file.unlink(missing_ok=True)
 
-    def _pair(self, step: int) -> tuple[Path, Path]:
-        return self._path / f"{step:010d}.npz", self._path / f"{step:010d}.sha256"
-
-    def _files(self) -> list[Path]:
-        files = self._path.iterdir() if self._path.is_dir() else ()
-        return [file for file in files if re.fullmatch(r"\d{10}\.(npz|sha256)", file.name)]
+def _states(states: Any) -> Iterator[tuple[str, Any]]:
+    """Return the leaves of states with names that are all different."""
+    return ((f"{index} {name}", leaf) for index, (name, leaf) in enumerate(named_leaves(states)))
 
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-class Store:
-    """Arrays of a Zarr group that are filled draw by draw.
-
-    They have their final length from the start, with NaN (integers: -1) where nothing is recorded yet, so the group
-    opens with `xarray.open_zarr` at any time. Zarr replaces files atomically: a crash loses nothing that was on disk.
-    """
-
-    def __init__(self, path: Path, schema: xr.Dataset, recorded: int, mode: Literal["r", "r+"] = "r") -> None:
-        """Open the arrays of `schema`, an example without draws, behind the first `recorded` draws."""
-        self.path, self.recorded, self._pending = path, recorded, list[dict[str, np.ndarray]]()
-        self._arrays: dict[str, tuple[Any, int]] = {}
-        with _damage(path):
-            self._group = zarr.open_group(path, mode=mode, zarr_format=3, use_consolidated=False)
-        for key, variable in schema.data_vars.items():
-            name, axis = str(key), _draw_axis(variable)
-            with _damage(path / name):
-                array: Any = self._group[name]
-                length = array.shape[axis] if array.ndim == variable.ndim else -1
-            if array.shape != _with_length(variable, length) or length < recorded or array.dtype != variable.dtype:
-                wanted = f"{_with_length(variable, recorded)} or longer, and type {variable.dtype}"
-                why = f"has shape {array.shape} and type {array.dtype}, where config.toml requires {wanted}"
-                raise RunFolderError(f"{path / name} {why}; restore both from a copy")
-            self._arrays[name] = (array, axis)
-
-    @staticmethod
-    def create(path: Path, schema: xr.Dataset, length: int, chunk: int) -> None:
-        """Make the arrays with `chunk` draws per file, and the coordinates; single draws are not compressed."""
-        encoding: dict[Any, Any] = {}
-        for name, variable in schema.data_vars.items():
-            chunks = [max(1, size) for size in _with_length(variable, chunk)]
-            if math.prod(chunks) * variable.dtype.itemsize > LARGE_CHUNK:
-                chunks[:2] = 1, 1
-            encoding[name] = {"chunks": tuple(chunks), "fill_value": FILL.get(variable.dtype.kind, -1)}
-            if chunk == 1:
-                encoding[name]["compressors"] = ()  # weights are noise, which compression does not shorten
-        text = {name: values.astype(object) for name, values in schema.coords.items() if values.dtype.kind == "U"}
-        schema = schema.drop_vars("draw", errors="ignore").assign_attrs(coordinates="step seconds")
-        schema.assign_coords(text).to_zarr(path, mode="w", zarr_format=3, consolidated=False, encoding=encoding)
-        Store(path, schema, 0, "r+").set_length(length)
-
-    def set_length(self, length: int) -> None:
-        """Set the length of all arrays; until the end, the consolidated metadata have the old one, which is valid."""
-        if any(array.shape[axis] != length for array, axis in self._arrays.values()):
-            for array, axis in self._arrays.values():
-                array.resize((*array.shape[:axis], length, *array.shape[axis + 1 :]))
-        _consolidate(self._group)
-
-    def append(self, draw: Mapping[str, Any]) -> None:
-        """Take one draw, with one leading axis over all chains; it is on disk after `flush`."""
-        copy = {}  # in the final type: the buffers of the chains are used again by the next segment
-        for name, (array, axis) in self._arrays.items():
-            copy[name] = np.array(draw[name], array.dtype).reshape((*array.shape[:axis], *array.shape[axis + 1 :]))
-        self._pending.append(copy)
-        if len(self._pending) * sum(value.nbytes for value in copy.values()) > BUFFER:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the draws that were taken."""
-        stop = self.recorded + len(self._pending)
-        for name, (array, axis) in self._arrays.items() if self._pending else ():
-            values = np.stack([draw[name] for draw in self._pending], axis)
-            array[(slice(None),) * axis + (slice(self.recorded, stop),)] = values
-        self.recorded, self._pending = stop, []
-
-    def read(self, start: int = 0, stop: int | None = None, without: Sequence[str] = ()) -> dict[str, np.ndarray]:
-        """Return the draws from `start` to `stop`, or to the last one, of the arrays in the order of the schema."""
-        values, draws = {}, slice(start, self.recorded if stop is None else stop)
-        for name, (array, axis) in self._arrays.items():
-            if name not in without:
-                with _damage(self.path / name):
-                    values[name] = np.asarray(array[(slice(None),) * axis + (draws,)])
-        return values
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """Turn any error in reading a Zarr file into one line with the remedy."""
-    try:
-        yield
-    except Exception as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        remedy = "restore it from a copy, or sample again into a new folder"
-        raise RunFolderError(f"{path} is damaged ({why}); {remedy}") from error
-
-
-def _draw_axis(variable: xr.DataArray) -> int:
-    """Return the axis of the draws, or -1 if there is none."""
-    return next((axis for axis, dim in enumerate(variable.dims) if dim in ("draw", "kept_draw")), -1)
-
-
-def _with_length(variable: xr.DataArray, length: int) -> tuple[int, ...]:
-    axis = _draw_axis(variable)
-    return (*variable.shape[:axis], length, *variable.shape[axis + 1 :])
-
-
-def _consolidate(group: zarr.Group) -> None:
-    """Copy the shapes of all arrays into one file, so that a reader sees either all old lengths or all new ones."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # consolidated metadata are an extension of the Zarr 3 specification
-        zarr.consolidate_metadata(group.store)
-
-
-def open_stores(
-    folder: RunFolder, run: Run, states: Any, settings: Settings, counts: Sequence[int], mode: Literal["r", "r+"] = "r"
-) -> tuple[Store, Store]:
-    """Open the trace and the kept weights; `states` are those of the chains, or their shapes."""
-    trace, weights = _schemas(run, states, settings)
-    return Store(folder.trace, trace, counts[0], mode), Store(folder.weights, weights, counts[1], mode)
-
-
-def _schemas(run: Run, states: Any, settings: Settings) -> tuple[xr.Dataset, xr.Dataset]:
-    """Return trace.zarr and weights.zarr without draws."""
-    trace = run.empty_trace(states, settings.record_every).reset_coords("step")
-    trace = trace.assign(seconds=("draw", np.zeros(0), {"long_name": "seconds of sampling, in all sessions"}))
-    weights: dict[str, Any] = {"step": ("kept_draw", np.zeros(0, np.int64))}
-    for name, leaf in named_leaves(states.weights):
-        dims = ("temperature", "chain", "kept_draw", *(f"{name}_{axis}" for axis in range(leaf.ndim - 1)))
-        weights[name] = (dims, np.zeros((*run.shape, 0, *leaf.shape[1:]), settings.recording.weights_dtype))
-    coords = {"temperature": list(run.temperatures), "chain": np.arange(run.num_chains)}
-    return trace, xr.Dataset(weights, coords)
+def headers(run: Run, states: Any, about: Mapping[str, str], weights_dtype: str) -> tuple[Header, Header]:
+    """Return the headers of the trace and of the kept weights; `states` are those of the chains, or their shapes."""
+    empty = run.empty_trace(states, 1)
+    columns = {str(name): np.moveaxis(empty[name].values, 2, 0)[:0] for name in empty.data_vars}
+    shapes = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in columns.items()}
+    labels: dict[str, Any] = {"run": dict(about), "observed_examples": run.observed.num_examples}
+    labels["variables"] = {str(name): [list(array.dims), array.attrs] for name, array in empty.data_vars.items()}
+    labels["coords"] = {str(c): a.values.tolist() for c, a in empty.coords.items() if c not in ("draw", "step")}
+    kept = [
+        (f"{i} {name}", jax.ShapeDtypeStruct((*run.shape, *leaf.shape[1:]), weights_dtype))
+        for i, (name, leaf) in enumerate(named_leaves(states.weights))
+    ]
+    step, seconds = (jax.ShapeDtypeStruct((), dtype) for dtype in (np.dtype(np.int64), np.dtype(np.float64)))
+    trace = Header.of([("step", step), ("seconds", seconds), *shapes.items()], labels)
+    return trace, Header.of([("step", step), *kept], {"run": dict(about)})
 
 
 class Writer:
     """Writes the records and checkpoints of one session."""
 
-    def __init__(self, folder: RunFolder, run: Run, states: Any, settings: Settings, at: Checkpoint) -> None:
+    def __init__(self, folder: RunFolder, run: Run, recording: Any, hashes: Mapping[str, str], at: Checkpoint) -> None:
         """Open the files of a run at a checkpoint; what was written after it will be written again."""
-        self._folder, self._at, self._recording = folder, at, settings.recording
-        _write_committed(folder, at.records, at.kept)  # first, since draws beyond may be cut off
-        self._trace, self._weights = open_stores(folder, run, states, settings, (at.records, at.kept), "r+")
-        self._trace.set_length(settings.num_records)
-        self._weights.set_length(settings.num_kept)
-        self._flushing, self._saving = _Pace(1.0), _Pace(self._recording.checkpoint_seconds)
-        self._began, self._records, self.saved_step = time.monotonic(), at.records, at.step
+        self._folder, self._at, self._run, self._recording, self._hashes = folder, at, run, recording, hashes
+        with ExitStack() as stack:
+            files = [stack.enter_context(RecordFile(file, writable=True)) for file in (folder.trace, folder.weights)]
+            for file, recorded in zip(files, (at.records, at.kept), strict=True):
+                file.truncate(recorded)
+            stack.pop_all()
+        self._trace, self._weights = files
+        self._flushing, self._saving = _Pace(1.0), _Pace(recording.checkpoint_seconds)
+        self._began, self.saved_step = time.monotonic(), at.step
 
     @staticmethod
-    def create(folder: RunFolder, run: Run, states: Any, settings: Settings) -> None:
-        """Make the files of a new run, committed.json last."""
-        trace, weights = _schemas(run, states, settings)
-        Checkpoints(folder.checkpoints).save(Checkpoint(), states)
-        Store.create(folder.trace, trace, settings.num_records, CHUNK)
-        Store.create(folder.weights, weights, settings.num_kept, 1)
-        _write_committed(folder, 0, 0)
+    def create(folder: RunFolder, run: Run, states: Any, recording: Any, hashes: Mapping[str, str]) -> None:
+        """Make the files of a new run, the trace last: a run with a trace has begun."""
+        checkpoints = Checkpoints(folder.checkpoints)
+        for file in (folder.trace, folder.weights):
+            if check_own(file):
+                file.unlink()
+        if check_own(folder.checkpoints, stat.S_ISDIR):
+            checkpoints.clean()
+        else:
+            folder.checkpoints.mkdir()
+        trace, weights = headers(run, states, hashes, recording.weights_dtype)
+        checkpoints.save(Checkpoint(), states, hashes)
+        RecordFile.create(folder.weights, weights)
+        RecordFile.create(folder.trace, trace)
 
     @property
     def seconds(self) -> float:
@@ -285,30 +351,36 @@ class Writer:
         return self._saving.due() if every is None else step % every == 0
 
     def add(self, record: Record, kept: Weights | None) -> None:
-        """Take a record, and weights to keep; they are on disk after at most a second or so."""
+        """Take a record, and weights to keep; they are in the files after at most a second or so."""
         if record.observables is None:
             return
-        self._trace.append(record.observables | {"step": record.step, "seconds": self.seconds})
+        values = {name: self._run.split(value) for name, value in record.observables.items()}
+        self._trace.append(values | {"step": record.step, "seconds": self.seconds})
         if kept is not None:
-            self._weights.append(dict(named_leaves(kept)) | {"step": record.step})
-        self._records += 1
-        if self._flushing.due() or self._records % CHUNK == 0:
+            draws = {f"{index} {name}": leaf for index, (name, leaf) in enumerate(named_leaves(kept))}
+            self._weights.append(draws | {"step": record.step})
+        if self._flushing.due():
             self.flush()
 
-    def flush(self) -> None:
-        """Write all records, then their number."""
+    def flush(self, *, durable: bool = False) -> None:
+        """Write all records."""
         with self._flushing.timed():
-            self._trace.flush()
-            self._weights.flush()
-            _write_committed(self._folder, self._trace.recorded, self._weights.recorded)
+            self._trace.flush(durable=durable)
+            self._weights.flush(durable=durable)
 
     def checkpoint(self, step: int, states: Any) -> None:
-        """Write all records, then the states."""
-        self.flush()
+        """Write all records, wait until they are on disk, then write the states."""
         with self._saving.timed():
+            self.flush(durable=True)
             at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
-            Checkpoints(self._folder.checkpoints, self._recording.keep_checkpoints).save(at, states)
+            Checkpoints(self._folder.checkpoints, self._recording.keep_checkpoints).save(at, states, self._hashes)
         self.saved_step = step
+
+    def close(self) -> None:
+        """Write what can still be written, and close the files."""
+        for file in (self._trace, self._weights):
+            with suppress(OSError, RunFolderError), file:
+                file.flush()
 
 
 class _Pace:
@@ -328,28 +400,23 @@ class _Pace:
         self._interval = max(self._interval, (self._last - began) / MAX_SHARE)
 
 
-def read_committed(folder: RunFolder) -> tuple[int, int]:
-    """Return the numbers of complete records and kept weights; raise if the run has not begun."""
-    if not folder.committed.exists():
-        raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
-    value = read_json(folder.committed)
-    counts = value.get("records"), value.get("kept")
-    if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
-        raise RunFolderError(f"{folder.committed} is damaged (it contains {value}); restore it from a copy")
-    return counts  # type: ignore[return-value]
-
-
-def _write_committed(folder: RunFolder, records: int, kept: int) -> None:
-    write_atomically(folder.committed, json.dumps({"records": records, "kept": kept}) + "\n")
+def to_dataset(header: Header, values: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Return records of a trace as a labelled data set, with `seconds` as a coordinate."""
+    variables = {
+        name: (dims, np.ascontiguousarray(np.moveaxis(values[name], 0, 2)), attrs)
+        for name, (dims, attrs) in header.about["variables"].items()
+    }
+    coords = header.about["coords"] | {"draw": np.arange(len(values["step"]))}
+    coords |= {name: ("draw", values[name]) for name in ("step", "seconds")}
+    every = int(np.diff(values["step"][-2:], prepend=0)[-1]) if len(values["step"]) else 1
+    observed = header.about["observed_examples"]
+    return xr.Dataset(variables, coords, {"observed_examples": observed, "record_every": every})
 
 
 def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
     """Return the records (or the `last` ones) of a run that may still be written; None if they cannot be read."""
-    folder = RunFolder(Path(path))
     try:
-        consolidated = "consolidated_metadata" in (folder.trace / "zarr.json").read_text()
-        with xr.open_zarr(folder.trace, chunks=None, consolidated=consolidated) as lazy:
-            count = read_committed(folder)[0] if folder.committed.exists() else lazy.sizes["draw"]
-            return lazy.isel(draw=slice(max(0, count - (last or count)), count)).load()
-    except Exception:  # a store that is being made fails in many ways
+        with RecordFile(RunFolder(Path(path)).trace) as file:
+            return to_dataset(file.header, file.read(max(0, file.recorded - (last or file.recorded)))[0])
+    except Exception:  # a foreign header fails in many ways
         return None

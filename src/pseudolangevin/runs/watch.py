@@ -70,7 +70,8 @@ def render(path: str | Path, quiet_seconds: float = 0.0, width: int = 120) -> tu
         return Group(heading, Text("nothing recorded yet", style="dim")), 0, False
     step, total = int(trace["step"].values[-1]), int("0" + re.sub(r"\D", "", _get(config, "num_steps")))
     steps, seconds = (trace[name].values[-50:] for name in ("step", "seconds"))
-    speed = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0]) if seconds[-1] > seconds[0] else math.nan
+    rates = np.diff(steps) / np.maximum(np.diff(seconds), 1e-9)
+    speed = float(np.median(rates)) if len(rates) else math.nan  # the median: compilation takes long, once
     done = 0 < total < step + trace.attrs.get("record_every", 1)
     stopped = bool((trace["status"].values[..., -1] > Status.RUNNING).all())
     line = Table.grid(padding=(0, 2))

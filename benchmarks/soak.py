@@ -1,0 +1,117 @@
+"""A long run of many records: memory, files and descriptors while it goes on, and the cost of reading it afterwards.
+
+    python benchmarks/soak.py --seconds 1800 --records 100000 --out benchmarks/results/soak-cpu.json
+
+The run records at every step, so that years of recording pass in minutes. It is sampled in three sessions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CONFIG = """
+temperatures = [1e-3, 2e-3]
+num_chains = 2
+record_every = 1
+[task]
+num_train = 60
+num_test = 20
+dimension = 6
+num_classes = 3
+[network]
+sizes = [6, 3]
+output_activation = "identity"
+[potential]
+weight_decay = 1.0
+[sampler]
+name = "balanced_langevin"
+batch_size = 10
+[start]
+kind = "random"
+[recording]
+keep_weights_every = 10
+checkpoint_seconds = 5.0
+"""
+READ = """
+import json, resource, sys, time
+began = time.perf_counter()
+import pseudolangevin as pl
+from pseudolangevin.runs.report import write_report
+seconds, path = {"import": time.perf_counter() - began}, sys.argv[1]
+def timed(name, function):
+    began = time.perf_counter()
+    value = function()
+    seconds[name] = time.perf_counter() - began
+    return value
+result = timed("load", lambda: pl.load(path))
+certificate = timed("check", lambda: pl.certificate(result))
+page = timed("report", lambda: write_report(path, certificate=certificate, result=result))
+found = {"seconds": seconds, "records": result.trace.sizes["draw"], "report_bytes": page.stat().st_size}
+print(json.dumps(found | {"peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
+"""
+
+
+def watch(path: Path, process: subprocess.Popen[bytes], seen: list[dict]) -> None:
+    """Note memory, files and descriptors of a process until it ends."""
+    while process.poll() is None:
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            memory = 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+            descriptors = len(os.listdir(f"/proc/{process.pid}/fd"))
+        except (OSError, StopIteration):
+            continue
+        files = sum(1 for file in path.rglob("*") if file.is_file()) if path.exists() else 0
+        seen.append({"bytes": memory, "descriptors": descriptors, "files": files})
+        time.sleep(1.0)
+
+
+def main() -> None:
+    """Run the soak, print its figures, and write them as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="time limit of the sampling")
+    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    began, seen = time.monotonic(), list[dict]()
+    with tempfile.TemporaryDirectory() as folder:
+        config, path = Path(folder, "run.toml"), Path(folder, "run")
+        config.write_text(f"num_steps = {options.records // 3}\n{CONFIG}")
+        command = [sys.executable, "-m", "pseudolangevin"]
+        for session in range(3):
+            steps = options.records if session == 2 else (session + 1) * options.records // 3
+            run = ["resume", path, "--steps", steps] if session else ["sample", config, "--out", path]
+            process = subprocess.Popen([*command, *map(str, run)], stdout=subprocess.DEVNULL)
+            watch(path, process, seen)
+            assert process.returncode == 0, process.returncode
+            if time.monotonic() - began > options.seconds:
+                break
+        sampled = time.monotonic() - began
+        read = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
+        assert read.returncode == 0, read.stderr
+        found = json.loads(read.stdout.splitlines()[-1])
+        found["bytes_on_disk"] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    half = len(seen) // 2
+    found |= {
+        "sampling_seconds": round(sampled, 1),
+        "sampling_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
+        "memory_first_half": max(one["bytes"] for one in seen[:half]),
+        "memory_second_half": max(one["bytes"] for one in seen[half:]),
+        "most_descriptors": max(one["descriptors"] for one in seen),
+        "most_files": max(one["files"] for one in seen),
+    }
+    print(json.dumps(found, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

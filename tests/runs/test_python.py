@@ -1,0 +1,170 @@
+"""Run folders from Python, for any model, and models that a configuration names as code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+import pseudolangevin as pl
+from pseudolangevin import cli
+from pseudolangevin.runs import config
+from pseudolangevin.runs.build import build
+from pseudolangevin.runs.config import ConfigError
+from pseudolangevin.runs.folder import RunFolderError
+
+from .small_runs import SMALL_RUN
+
+
+class Pair(NamedTuple):
+    slope: Any
+    offset: Any
+
+
+def loss(weights: Any, batch: Any) -> jax.Array:
+    slope, offset = jax.tree.leaves(weights)
+    return (batch[0] @ slope + offset - batch[1]) ** 2
+
+
+@pytest.fixture(scope="module")
+def dataset() -> pl.Dataset:
+    rng = np.random.default_rng(0)
+    return pl.Dataset(rng.normal(size=(30, 2)).astype(np.float32), rng.normal(size=30).astype(np.float32))
+
+
+def make_sampler(dataset: pl.Dataset, weight_decay: float = 1.0, time_step: float = 0.1) -> pl.Sampler:
+    return pl.full_batch_langevin(pl.Potential(loss, weight_decay=weight_decay), dataset, time_step=time_step)
+
+
+OPTIONS: dict[str, Any] = {
+    "temperatures": [1e-2],
+    "num_chains": 2,
+    "record_every": 5,
+    "key": 3,
+    "keep_weights_every": 2,
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda *leaves: [(leaves[0],), {"b": leaves[1]}], Pair])
+def test_a_run_of_any_model_continues_to_the_same_bits(dataset, tmp_path, wrap, capsys):
+    sampler, weights = make_sampler(dataset), wrap(jnp.ones(2), jnp.zeros(()))
+    whole = pl.sample(sampler, weights, num_steps=60, **OPTIONS)
+    first = pl.sample(sampler, weights, num_steps=30, folder=tmp_path / "run", **OPTIONS)
+    assert first.trace.sizes["draw"] == 6
+    if wrap is Pair:
+        with pytest.raises(RunFolderError, match="pass weights=, any weights of the same model"):
+            pl.resume(tmp_path / "run", sampler, num_steps=60)
+    given = {"weights": weights} if wrap is Pair else {}
+    result = pl.resume(tmp_path / "run", sampler, num_steps=60, **given)
+    xr.testing.assert_identical(result.trace, whole.trace)
+    for one, other in ((result.weights, whole.weights), (result.samples, whole.samples)):
+        assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert {"certificate.json", "report.html", "provenance.json"} <= {
+        file.name for file in (tmp_path / "run").iterdir()
+    }
+    assert cli.run(["check", str(tmp_path / "run")]) == 1  # too short to pass
+    assert "certificate" in capsys.readouterr().out
+    assert cli.run(["watch", str(tmp_path / "run"), "--once"]) == 0
+    with pytest.raises(ConfigError, match=r"made_by.*pl.load\(DIR, sampler\)"):
+        pl.load(tmp_path / "run")
+
+
+def test_another_model_is_rejected(dataset, tmp_path):
+    path, weights = tmp_path / "run", {"a": jnp.ones(2), "b": jnp.zeros(())}
+    pl.sample(make_sampler(dataset), weights, num_steps=10, folder=path, **OPTIONS)
+    other = pl.Dataset(dataset.inputs, dataset.targets + 1)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (make_sampler(dataset, time_step=0.2), {}, "the sampler has time_step = 0.2, and the run began with 0.1"),
+        (make_sampler(dataset, weight_decay=9.0), {}, "the potential is not that of the run"),
+        (make_sampler(other), {}, "the data are not what the run began with"),
+        (make_sampler(dataset), {"test": other}, "the test set is not what the run began with"),
+        (make_sampler(dataset), {"weights": {"a": jnp.ones(3), "b": jnp.zeros(())}}, r"the weights has 0 a"),
+        (make_sampler(dataset), {"num_steps": 5}, "below the 10 steps already done"),
+        (None, {}, "the model of this run is Python code"),
+        (3, {}, "sampler = '3' is not a sampler"),
+    ]
+    for sampler, more, why in cases:
+        with pytest.raises(ValueError, match=why):
+            pl.resume(path, sampler, **{"num_steps": 20, **more})
+    with pytest.raises(RunFolderError, match="already contains a run"):
+        pl.sample(make_sampler(dataset), weights, num_steps=10, folder=path, **OPTIONS)
+
+
+MODEL = """
+import jax, jax.numpy as jnp, pathlib
+pathlib.Path(__file__).with_name("executed").touch()
+
+def make():
+    def init(key):
+        return {"kernel": 0.1 * jax.random.normal(key, (6, 3)), "scale": jnp.ones(3)}
+    return init, lambda weights, inputs: jnp.tanh(inputs @ weights["kernel"]) * weights["scale"]
+"""
+
+
+def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "run.toml").write_text(SMALL_RUN.replace("[potential]", 'module = "model.py:make"\n[potential]'))
+    sample = ["sample", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--set", "num_steps=40"]
+    assert cli.run(sample) == 2
+    assert "allow it with --allow-code" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+    assert cli.run([*sample, "--allow-code"]) == 0
+    (tmp_path / "executed").unlink()
+    for command in ("resume", "check"):
+        assert cli.run([command, str(tmp_path / "run")]) == 2
+    assert not (tmp_path / "executed").exists()
+    assert pl.load(tmp_path / "run", allow_code=True).num_weights == 21
+    (tmp_path / "model.py").write_text(MODEL + "\n")
+    with pytest.raises(RunFolderError, match="was changed since the run began"):
+        pl.resume(tmp_path / "run", num_steps=80, allow_code=True)
+
+
+def test_test_sets_in_files(tmp_path):
+    inputs, targets = np.ones((20, 6), np.float32), np.arange(20) % 3
+    np.savez(tmp_path / "both.npz", inputs=inputs, targets=targets, test_inputs=inputs[:5], test_targets=targets[:5])
+    np.savez(tmp_path / "half.npz", inputs=inputs, targets=targets, test_inputs=inputs[:5])
+    text = SMALL_RUN.partition("[task]")[0] + "[network]" + SMALL_RUN.partition("[network]")[2]
+
+    def settings(task: str) -> Any:
+        return config.parse(text + f"[task]\nkind = 'files'\n{task}", folder=tmp_path)
+
+    test = build(settings("file = 'both.npz'")).run.test
+    assert test is not None
+    assert test.num_examples == 5
+    with pytest.raises(ConfigError, match=r"has the array test_inputs; give both"):
+        build(settings("file = 'half.npz'"))
+    with pytest.raises(ConfigError, match="test_file is the training set itself"):
+        settings("file = 'both.npz'\ntest_file = 'both.npz'")
+
+
+@pytest.mark.parametrize(
+    "choice", ["sampler.name=hybrid_monte_carlo", "task.kind=files", "task.kind=idx", "start.kind=file"]
+)
+def test_every_alternative_has_a_template(choice, capsys):
+    assert cli.run(["sample", "--print-config", "--set", choice]) == 0
+    text = capsys.readouterr().out
+    config.parse(text)
+    assert "one of spin_vectors, fashion_mnist, idx, files" in text
+    assert "one of adam, random, file" in text
+
+
+def test_hidden_activations(tmp_path):
+    network = pl.models.feedforward((4, 5, 3), hidden_activation="tanh", output_activation="identity")
+    weights, inputs = network.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    first, second = weights["layer1"], weights["layer2"]
+    expected = np.tanh(inputs @ first["kernel"] + first["bias"]) @ second["kernel"] + second["bias"]
+    np.testing.assert_allclose(network.apply(weights, jnp.asarray(inputs)), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="hidden_activation = 'sine': choose one of"):
+        pl.models.feedforward((4, 3), hidden_activation="sine")
+    assert json.loads(json.dumps(config.parse("").network.hidden_activation)) == "relu"
+
+
+def test_too_many_chains_are_rejected_before_anything_is_compiled():
+    with pytest.raises(ConfigError, match=r"num_chains.* need about .*; (choose fewer|make them smaller)"):
+        build(config.parse(SMALL_RUN, ["num_chains=100000", "network.sizes=[6, 400, 3]", "task.num_train=20000"]))
