@@ -30,6 +30,7 @@ class Stream(IntEnum):
     NOISE = 4
     FRICTION = 5
     MEASURE = 6
+    EVIDENCE = 7
 
 
 class FoldedKey(NamedTuple):

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from . import _trees as trees
-from . import observables, placement
+from . import evidence, observables, placement
 from ._checks import check_integer, check_positive
 from ._progress import progress_bar
 from ._random import as_key
@@ -206,6 +206,7 @@ class Run:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
             self.observed = self.observed.head(observe_examples)
         self.own = check_own(observables)
+        self.with_evidence = sampler.uses_temperature and observe_examples is None
         self.mesh = self._mesh(placement)
 
     def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
@@ -266,7 +267,7 @@ class Run:
             # The chains have been checked; if they do not divide, a mesh was given on purpose.
             split.check(math.lcm(self.size, split.chains), self.sampler.dataset.num_examples, one)
         temperatures = jnp.repeat(jnp.asarray(self.temperatures, jax.tree.leaves(one)[0].dtype), self.num_chains)
-        return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))))
+        return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))), self.with_evidence)
 
     def _starts(self, weights: Weights) -> Weights:
         """Return starting weights with one leading axis over all chains."""
@@ -352,7 +353,7 @@ class Run:
                 states = self._advance(states, step, min(stops) - step, every)
                 step = min(stops)
                 if step % every == 0:
-                    record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
+                    states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
                     if Status.NON_FINITE_ENERGY in measured["status"]:
                         states = _set_status(states, record["status"], self.mesh)
@@ -422,11 +423,11 @@ class Run:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
         starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.size, *w.shape), w.dtype), weights)
         temperatures = jax.ShapeDtypeStruct((self.size,), jax.tree.leaves(weights)[0].dtype)
-        return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0))
+        return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0), self.with_evidence)
 
     def empty_trace(self, states: Any, every: int) -> xr.Dataset:
         """Return the trace before the first record: every observable and coordinate, no draws."""
-        shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)
+        _, shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)
         record = observables.to_host({name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()})
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
@@ -451,17 +452,22 @@ class Run:
         )
 
 
-@jax.jit
-def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> Any:
+@partial(jax.jit, static_argnames="with_evidence")
+def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, with_evidence: bool) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
     # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
-    return keep_in_place(jax.vmap(sampler.init)(keys, starts, temperatures), sampler.dataset.mesh)
+    states, mesh = jax.vmap(sampler.init)(keys, starts, temperatures), sampler.dataset.mesh
+    if with_evidence and hasattr(states, "tests") and (mesh is None or mesh.shape["weights"] == 1):
+        begin = partial(evidence.start, sampler.potential, dataset=sampler.dataset)
+        states = states._replace(tests=jax.vmap(begin)(starts))
+    return keep_in_place(states, mesh)
 
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
     # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
+    states, tests = _without_tests(states)
     running = states.status == Status.RUNNING
     step = jnp.max(jnp.where(running, states.step, 0))
 
@@ -470,7 +476,13 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
-    return keep_in_place(moved, sampler.dataset.mesh)
+    return keep_in_place(moved._replace(**tests), sampler.dataset.mesh)
+
+
+def _without_tests(states: Any) -> tuple[Any, dict[str, Any]]:
+    """Return states without evidence, which only records change, and the evidence."""
+    tests = {"tests": states.tests} if hasattr(states, "tests") else {}
+    return states._replace(**dict.fromkeys(tests, ())), tests
 
 
 @partial(jax.jit, static_argnames="num_steps")
@@ -482,7 +494,8 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    return keep_in_place(jax.vmap(sampler.refresh_if_due)(states), sampler.dataset.mesh)
+    states, tests = _without_tests(states)
+    return keep_in_place(jax.vmap(sampler.refresh_if_due)(states)._replace(**tests), sampler.dataset.mesh)
 
 
 @jax.jit
@@ -491,12 +504,19 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
     return keep_everywhere(jnp.min(due), sampler.dataset.mesh)
 
 
-@partial(jax.jit, static_argnames=("own", "chunk_size"))
+@partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="states")
 def _observe(
     sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
-) -> dict[str, Array]:
-    record = jax.vmap(lambda state: observables.observe(sampler, state, train, test, own, chunk_size))(states)
-    return keep_everywhere(record, train.mesh)
+) -> tuple[Any, dict[str, Array]]:
+    """Return the states with this record added to their evidence, and the record."""
+    states, tests = _without_tests(states)
+    observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
+    record, weights, gradients = jax.vmap(lambda state: observe(sampler, state))(states)
+    if tests.get("tests"):
+        args = (sampler.potential, weights, gradients, train, states.key)
+        tests["tests"], more = evidence.update(tests["tests"], *args)
+        record |= more
+    return keep_in_place(states._replace(**tests), train.mesh), keep_everywhere(record, train.mesh)
 
 
 @jax.jit

@@ -62,6 +62,8 @@ class LangevinState(NamedTuple):
     """Step at which the masses were fixed; -1 before, and 0 for samplers without such a warm-up."""
     friction_load: Array
     """Load of the friction at the last refresh, before masses were raised for it; see `balanced.apply_friction`."""
+    tests: Any = ()
+    """`evidence.Evidence` of a run; empty outside one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
