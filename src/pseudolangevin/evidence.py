@@ -31,6 +31,7 @@ from .observables import layer_virial_temperatures
 from .potential import Potential
 
 NUM_BLOCKS = 16  # blocks of records with sums of their own; when all are in use, they merge in pairs
+PROJECTIONS = ("direction_position", "direction_gradient")  # names in the trace
 MAX_WATCHED = 2**14  # weights with sums of their own; of a larger network, weights at equal distances
 
 
@@ -149,7 +150,7 @@ def update(
     record = {"centred_virial_temperature": jnp.stack([virials(away[:, s], gradients) for s in (0, 1)], axis=1)}
     if directions.shape[2]:
         project = lambda vectors: jnp.einsum("csdn,cn->csd", directions, vectors, precision="highest")  # noqa: E731
-        record |= {"direction_position": project(w), "direction_gradient": project(g)}
+        record |= {name: project(vectors) for name, vectors in zip(PROJECTIONS, (w, g), strict=True)}
     return moved, record
 
 
