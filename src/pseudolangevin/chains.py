@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,8 @@ class Result:
     states: Any
     """Final states, leading axis over all chains, temperature by temperature."""
     sampler: Sampler
+    seconds: float = math.nan
+    """Time that the run took."""
 
     def __repr__(self) -> str:
         """Return a summary."""
@@ -120,7 +122,7 @@ def sample(
         temperatures: temperature T of each group of chains, all different; none for `adam`.
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
-        record_every: steps between records; default: 100 records, or every step of a shorter run.
+        record_every: steps between records; default: 400 records, or every step of a shorter run.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
             it does not depend, rounding apart, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
@@ -148,7 +150,7 @@ def sample(
     every = check_lengths(num_steps, record_every)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
-    states = run.start(weights, key)
+    began, states = time.monotonic(), run.start(weights, key)
     records: list[dict[str, np.ndarray]] = []
     kept: list[Weights] = []
     for record in run.records(states, stop=num_steps, every=every, max_seconds=max_seconds, progress=progress):
@@ -164,13 +166,13 @@ def sample(
     result = run.result(states, records, every=every, samples=samples)
     if kept:
         result.trace.attrs["keep_weights_every"] = keep_weights_every
-    return result
+    return replace(result, seconds=time.monotonic() - began)
 
 
 def check_lengths(num_steps: int, record_every: int | None) -> int:
-    """Return the interval between records of a run, validated; default: 100 records."""
+    """Return the interval between records of a run, validated; default: 400 records."""
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
-    every = max(1, num_steps // 100) if record_every is None else record_every
+    every = max(1, num_steps // 400) if record_every is None else record_every
     check_integer("record_every", every, minimum=1, maximum=num_steps, remedy="record at least once")
     return every
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ MAX_WATCHED = 2**14  # weights with sums of their own; of a larger network, weig
 class Evidence(NamedTuple):
     """Sums and reference points of one chain; arrays over all N weights are vectors."""
 
-    count: Array
+    num_records: Array
     """Number of records so far."""
     block_length: Array
     """Number of records of a block."""
@@ -57,7 +57,7 @@ def start(potential: Potential, weights: Weights, dataset: Dataset) -> Evidence 
         return ()
     watched = -(-num // _stride(num))
     return Evidence(
-        count=jnp.zeros((), jnp.int32),
+        num_records=jnp.zeros((), jnp.int32),
         block_length=jnp.ones((), jnp.int32),
         sums=jnp.zeros((NUM_BLOCKS, 4, watched), vector.dtype),
         reference=jnp.zeros((2, num), vector.dtype),
@@ -116,7 +116,7 @@ def update(
     All arrays have a leading axis over chains.
     """
     w, g = jax.vmap(trees.ravel)(weights), jax.vmap(trees.ravel)(gradients)
-    index, length = jnp.max(evidence.count), jnp.max(evidence.block_length)  # the same in all chains that run
+    index, length = jnp.max(evidence.num_records), jnp.max(evidence.block_length)  # the same in all chains that run
 
     def renewed() -> tuple[Array, Array]:
         num, size = evidence.directions.shape[2], min(1024, dataset.num_examples)
@@ -133,9 +133,7 @@ def update(
         )
 
     power_of_two = jnp.bitwise_and(index + 1, index) == 0
-    reference, directions = lax.cond(
-        power_of_two, renewed, lambda: (evidence.reference, evidence.directions)
-    )
+    reference, directions = lax.cond(power_of_two, renewed, lambda: (evidence.reference, evidence.directions))
     full = index == NUM_BLOCKS * length
     merged = evidence.sums.reshape(len(w), NUM_BLOCKS // 2, 2, *evidence.sums.shape[2:]).sum(axis=2)
     sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), evidence.sums)
@@ -143,7 +141,7 @@ def update(
     stride = _stride(w.shape[1])
     x, y = w[:, ::stride], g[:, ::stride]
     sums = sums.at[:, index // length].add(jnp.stack([x, y, x * y, x * x], axis=1))
-    count, lengths = jnp.full_like(evidence.count, index + 1), jnp.full_like(evidence.block_length, length)
+    count, lengths = jnp.full_like(evidence.num_records, index + 1), jnp.full_like(evidence.block_length, length)
     moved = Evidence(count, lengths, sums, reference, directions)
     virials = jax.vmap(lambda away, gradient: layer_virial_temperatures(_unravel_like(gradient)(away), gradient))
     away = w[:, None] - reference
@@ -156,7 +154,7 @@ def update(
 
 def blocks(evidence: Evidence, burn_in: float) -> np.ndarray:
     """Return the means of w, g, w·g and w² over the complete blocks after the burn-in, (chain, block, 4, weight)."""
-    count, length = (int(np.max(np.asarray(value))) for value in (evidence.count, evidence.block_length))
+    count, length = (int(np.max(np.asarray(value))) for value in (evidence.num_records, evidence.block_length))
     first, last = math.ceil(burn_in * count / length), count // length
     return np.asarray(evidence.sums[:, first:last], np.float64) / length
 

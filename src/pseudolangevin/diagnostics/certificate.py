@@ -68,6 +68,7 @@ class Subject:
     has_temperature: bool = True
     observes_everything: bool = True
     stiffness: float = 0.0  # smallest curvature of the regulariser
+    seconds: float = math.nan  # time that the run took
     position: int = 0  # index of the temperature
     chain: int | None = None  # index of the chain; None for all chains
 
@@ -87,7 +88,7 @@ class Subject:
         """Length of the run."""
         steps = self.trace["step"].values
         return RunLength(len(steps), int(steps[-1] - steps[-2] if len(steps) > 1 else steps[0]), int(steps[-1]),
-                         float(self.trace.attrs.get("seconds", math.nan)))  # fmt: skip
+                         self.seconds)  # fmt: skip
 
     @property
     def temperature(self) -> float | None:
@@ -115,11 +116,13 @@ class Subject:
         chains = np.flatnonzero(self.healthy) if self.chain is None else [self.chain]
         return np.asarray(trace[name].values[self.position][chains], np.float64)
 
-    def mean(self, name: str, values: Floats, expected: float, tolerance: float, remedy: str, **more: Any) -> Measurement:
+    def mean(
+        self, name: str, values: Floats, expected: float, tolerance: float, remedy: str, **more: Any
+    ) -> Measurement:
         """Return the measurement of an average over (chain, draw)."""
         value, error, samples = average(values)
-        number = partial(Measurement, effective_samples=samples, num_draws=values.size, remedy=remedy, **more)
-        return number(name, value, error, expected, tolerance)
+        counts: dict[str, Any] = {"effective_samples": samples, "num_draws": values.size, **more}
+        return Measurement(name, value, error, expected, tolerance, remedy=remedy, **counts)
 
 
 def _temperatures(subject: Subject) -> Measured:
@@ -201,9 +204,9 @@ def _extreme(name: str, draws: Floats, expected: float, tolerance: float, what: 
     p_value = min(1.0, 2 * columns * float(stats.t.sf(score.max(), num - 1)))
     worst = int(score.argmax() if p_value < 1e-3 else reach.argmax())
     longer = (float(reach.max()) / tolerance) ** 2
-    number = partial(Measurement, bound=float(reach.max()), p_value=p_value, longer=max(longer, 1.1), **more)
-    comment = f"{what} {worst}, the worst of {columns}"
-    return number(name, float(mean[worst]), float(error[worst]), expected, tolerance, comment=comment)
+    test = {"bound": float(reach.max()), "p_value": p_value, "longer": max(longer, 1.1)}
+    numbers = (float(mean[worst]), float(error[worst]), expected, tolerance)
+    return Measurement(name, *numbers, comment=f"{what} {worst}, the worst of {columns}", **test, **more)
 
 
 def _single_weights(group: Subject) -> Measured:
@@ -232,8 +235,8 @@ def _single_weights(group: Subject) -> Measured:
 
     left_out = [squared(np.delete(shift, index, axis=0)) for index in range(len(shift))]
     error = math.sqrt((len(shift) - 1) * float(np.var(left_out)))
-    number = partial(Measurement, effective_samples=max(20, len(shift)), side="above", remedy=remedy, **shared)
-    yield number("squared mean of all weights", squared(shift), error, 0.0, 0.02 * limit**2)
+    more: dict[str, Any] = {"effective_samples": max(20, len(shift)), "side": "above", **shared}
+    yield Measurement("squared mean of all weights", squared(shift), error, 0.0, 0.02 * limit**2, remedy=remedy, **more)
     own = _centred(position, gradient, virial).reshape(num_chains * num_blocks, -1) / group.temperature
     remedy = "a weight is frozen or too hot: it does not move, or its noise is wrong"
     yield _extreme("temperature of single weights", own, 1.0, limit, "weight", remedy=remedy, **shared)
@@ -332,8 +335,8 @@ def _samples(group: Subject) -> Measured:
             statistic = float(np.sum(((means - chains.mean()) / errors) ** 2)) / freedom
             p_value = float(stats.f.sf(statistic, freedom, independent(samples) - 1))
         remedy = "chains disagree: each explores a region of its own; run longer"
-        number = partial(Measurement, effective_samples=samples, p_value=p_value, remedy=remedy, **counts)
-        yield number(f"R-hat of {name}", rhat(chains), 0.0, 1.0, group.allowed.rhat_tolerance, "above")
+        test: dict[str, Any] = {"effective_samples": samples, "p_value": p_value, "remedy": remedy, **counts}
+        yield Measurement(f"R-hat of {name}", rhat(chains), 0.0, 1.0, group.allowed.rhat_tolerance, "above", **test)
 
 
 def _ensemble(group: Subject) -> Measured:
@@ -462,7 +465,7 @@ def _of_result(result: Result, allowed: Tolerances, burn_in: float) -> Subject:
     used = slots >= 0 if "centred_virial_temperature" in result.trace else slots > -2
     stiffness = sampler.potential.smallest_stiffness(result.num_weights)
     about = (result.num_weights, sampler.name, sampler.settings, allowed, burn_in, sampler.uses_temperature)
-    return Subject(trace.assign_coords(referenced=("draw", used)), blocks, *about, complete, stiffness)
+    return Subject(trace.assign_coords(referenced=("draw", used)), blocks, *about, complete, stiffness, result.seconds)
 
 
 def _computed(

@@ -11,8 +11,8 @@ A certificate fails when *any* line fails, so q_fail shares one false alarm in a
 It passes only when *all* lines pass, so q_pass needs no such correction (an intersection-union test). Both are
 quantiles of Student's distribution. q_pass has one degree of freedom per effective sample; for averages along a chain
 q_fail has a fifth of that, because their autocorrelation time is estimated from the same draws. The effective samples
-of a short series are overestimated, so below 20 a line fails only by an error known beforehand. Lines about the worst of
-many weights or directions have a bound on the deviation and a p-value of their own.
+of a short series are overestimated, so below 20 a line fails only by an error known beforehand. Lines about the
+worst of many weights or directions have a bound on the deviation and a p-value of their own.
 """
 
 from __future__ import annotations
@@ -315,8 +315,8 @@ class Certificate:
         summary += f"; undecided: {_names(undecided)}" if undecided else ""
         first = {line.kind: f"{line.kind}: {line.message}" for line in reversed(failed)}
         remedies = [] if verbose else list(reversed(first.values()))[:4]
-        last = [*(f"note: {note}" for note in self.notes[:3]), summary, *remedies, self._advice(folder)]
-        return "\n".join([*map(str.rstrip, stream.getvalue().splitlines()), *filter(None, last)])
+        below = [*(f"note: {note}" for note in self.notes[:3]), summary, *remedies, self._advice(folder)]
+        return "\n".join([*map(str.rstrip, stream.getvalue().splitlines()), *filter(None, below)])
 
     def _rows(self, verbose: bool) -> Iterator[tuple[str, Line, str]]:
         """Yield name, line and last column of every row of the table."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -152,11 +153,13 @@ def load(path: str | Path, *, samples: bool = True) -> Result:
     for note in notes:
         warnings.warn(note, stacklevel=2)
     trace = run.trace(trace_store.read(without=("step", "seconds")), shape, settings.record_every)
+    seconds = float(trace_store.read(trace_store.recorded - 1)["seconds"][-1]) if trace_store.recorded else math.nan
     kept = None
     if samples and weights_store.recorded:
         kept = jax.tree.unflatten(jax.tree.structure(shape), [*weights_store.read(without=("step",)).values()])
         trace.attrs["keep_weights_every"] = settings.recording.keep_weights_every
-    return replace(run.result(run.put(states), [], every=settings.record_every), trace=trace, samples=kept)
+    result = run.result(run.put(states), [], every=settings.record_every)
+    return replace(result, trace=trace, samples=kept, seconds=seconds)
 
 
 @dataclass
