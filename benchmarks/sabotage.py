@@ -10,7 +10,6 @@ the worst weight, in standard deviations. A wrong chain must not pass; "passes" 
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pseudolangevin as pl
+from pseudolangevin import _trees as trees
+from pseudolangevin._random import Stream, draw_indices, stream_key
 from pseudolangevin.apps.bench import machine
 
 TEMPERATURE = 2e-3
@@ -40,7 +41,7 @@ class FromTable(pl.balanced_langevin):
 
     def batch_indices(self, key, step):
         """Return entries of the table."""
-        chosen = jax.random.randint(jax.random.fold_in(key, step), (self.batch_size,), 0, len(self.table))
+        chosen = draw_indices(stream_key(key, Stream.BATCH), len(self.table), self.batch_size, step)
         return jnp.asarray(self.table)[chosen]
 
 
@@ -74,8 +75,6 @@ class ColdLayer(pl.balanced_langevin):
         cold = super().step(state._replace(temperature=0.5 * state.temperature), batch)
         moved = super().step(state, batch)
         fields = ("weights", "half_step_momentum")
-        from pseudolangevin import _trees as trees
-
         mixed = {}
         for name in fields:
             warm, other = (trees.unpack(getattr(s, name)) for s in (moved, cold))
@@ -106,8 +105,6 @@ class Frozen(pl.balanced_langevin):
 
     def step(self, state, batch):
         """Return one step with one entry of the weights as it was."""
-        from pseudolangevin import _trees as trees
-
         moved = super().step(state, batch)
         old, new = trees.unpack(state.weights), trees.unpack(moved.weights)
         kernel = new["layer1"]["kernel"].at[3, 3].set(old["layer1"]["kernel"][3, 3])

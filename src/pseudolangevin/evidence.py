@@ -6,8 +6,8 @@ For samples of exp(−U/T), with the exact gradient g = ∇U and any fixed point
 
 hold for every weight and along every direction. Records have g already. From it the chain keeps sums for single
 weights, and records projections on a few directions: the strongest ones of the noise of single examples, which are also
-the stiffest. The point w0 and the directions are those of record 1, 2, 4, 8, …; the last two sets are kept. Whatever
-the length of a run, one of them is from the end of the burn-in or before, and spans the rest.
+the stiffest. At record 1, 2, 4, 8, … directions are found again, and w0 becomes the mean of the records since the last
+time; the last two sets are kept. Whatever the length of a run, one of them is from the end of the burn-in or before.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Evidence(NamedTuple):
     """Number of records of a block."""
     sums: Array
     """Sums of w, g, w·g and w² over each block, (block, 4, watched weight)."""
+    total: Array
+    """Sum of the weights over the records since the current reference, (N,)."""
     reference: Array
     """Points w0: the current and the previous one, (2, N)."""
     directions: Array
@@ -60,6 +62,7 @@ def start(potential: Potential, weights: Weights, dataset: Dataset) -> Evidence 
         num_records=jnp.zeros((), jnp.int32),
         block_length=jnp.ones((), jnp.int32),
         sums=jnp.zeros((NUM_BLOCKS, 4, watched), vector.dtype),
+        total=jnp.zeros((num,), vector.dtype),
         reference=jnp.zeros((2, num), vector.dtype),
         directions=jnp.zeros((2, _num_directions(potential, weights, dataset), num), vector.dtype),
     )
@@ -118,6 +121,8 @@ def update(
     w, g = jax.vmap(trees.ravel)(weights), jax.vmap(trees.ravel)(gradients)
     index, length = jnp.max(evidence.num_records), jnp.max(evidence.block_length)  # the same in all chains that run
 
+    total = evidence.total + w
+
     def renewed() -> tuple[Array, Array]:
         num, size = evidence.directions.shape[2], min(1024, dataset.num_examples)
 
@@ -126,7 +131,7 @@ def update(
             return strongest_directions(potential, one, dataset.draw(batch_key, size), block_key, num)
 
         found = jax.vmap(find)(keys, weights) if num else evidence.directions[:, 0]
-        newest = (w, found.astype(w.dtype))
+        newest = (total / jnp.maximum((index + 1) // 2, 1), found.astype(w.dtype))
         return tuple(  # type: ignore[return-value]
             jnp.stack([new, old[:, 0]], axis=1)
             for new, old in zip(newest, (evidence.reference, evidence.directions), strict=True)
@@ -142,7 +147,8 @@ def update(
     x, y = w[:, ::stride], g[:, ::stride]
     sums = sums.at[:, index // length].add(jnp.stack([x, y, x * y, x * x], axis=1))
     count, lengths = jnp.full_like(evidence.num_records, index + 1), jnp.full_like(evidence.block_length, length)
-    moved = Evidence(count, lengths, sums, reference, directions)
+    total = jnp.where(power_of_two, jnp.zeros_like(total), total)
+    moved = Evidence(count, lengths, sums, total, reference, directions)
     virials = jax.vmap(lambda away, gradient: layer_virial_temperatures(_unravel_like(gradient)(away), gradient))
     away = w[:, None] - reference
     record = {"centred_virial_temperature": jnp.stack([virials(away[:, s], gradients) for s in (0, 1)], axis=1)}
@@ -155,7 +161,7 @@ def update(
 def blocks(evidence: Evidence, burn_in: float) -> np.ndarray:
     """Return the means of w, g, w·g and w² over the complete blocks after the burn-in, (chain, block, 4, weight)."""
     count, length = (int(np.max(np.asarray(value))) for value in (evidence.num_records, evidence.block_length))
-    first, last = math.ceil(burn_in * count / length), count // length
+    first, last = round(burn_in * count / length), count // length
     return np.asarray(evidence.sums[:, first:last], np.float64) / length
 
 
