@@ -36,7 +36,6 @@ def _short(monkeypatch):
     """The same programs with fewer mini-batches to measure the noise."""
     fewer: dict[str, Any] = {"variance_block": 5, "variance_max_batches": 10, "warmup_refreshes": 0}
     monkeypatch.setattr(pl, "pseudo_langevin", partial(pl.pseudo_langevin, **fewer))
-    monkeypatch.setattr(pl, "certificate", partial(pl.certificate, noise_draws=0))
 
 
 @pytest.mark.usefixtures("_short")

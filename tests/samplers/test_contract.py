@@ -42,6 +42,7 @@ OWN = {
 }
 COMMON = {"loss", "potential", "squared_norm", "error", "test_loss", "test_error", "virial_temperature"}
 COMMON |= {"layer_virial_temperature", "dead_class", "status"}
+EVIDENCE = {"centred_virial_temperature", "direction_position", "direction_gradient"}
 TEMPERATURES = [1e-4, 1e-3]
 NUM_STEPS = 40
 
@@ -85,7 +86,8 @@ def test_the_trace_has_its_dimensions_names_and_types(result):
     trace, sampler = result.trace, result.sampler
     assert {"temperature": 2 if sampler.uses_temperature else 1, "chain": 2, "draw": 2}.items() <= trace.sizes.items()
     np.testing.assert_array_equal(trace.step, [20, 40])
-    assert set(trace.data_vars) == COMMON | OWN[sampler.name]
+    evidence = EVIDENCE if sampler.uses_temperature else set()
+    assert set(trace.data_vars) == COMMON | OWN[sampler.name] | evidence
     for name, data in trace.data_vars.items():
         assert data.dims == ("temperature", "chain", "draw", *OBSERVABLES[name].dims)
         assert (data.attrs["label"], data.attrs["unit"]) == (OBSERVABLES[name].label, OBSERVABLES[name].unit)
