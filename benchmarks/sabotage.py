@@ -19,7 +19,7 @@ import numpy as np
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
-from pseudolangevin._random import Stream, draw_indices, stream_key
+from pseudolangevin._random import Stream, draw_indices, key_for, stream_key
 from pseudolangevin.apps.bench import machine
 
 TEMPERATURE = 2e-3
@@ -135,7 +135,7 @@ class NeverRefreshed(pl.hybrid_monte_carlo):
 
     def propose(self, key, state, batch):
         """Return a proposal with the momenta of the first move."""
-        return super().propose(jax.random.fold_in(state.key, 0), state, batch)
+        return super().propose(key_for(state.key, Stream.STEP, 0), state, batch)
 
 
 def balanced(kind: type[pl.Sampler] = pl.balanced_langevin, **settings: Any) -> pl.Sampler:

@@ -43,6 +43,7 @@ def test_references_are_means_of_the_records_between_powers_of_two(result):
     w = flat(result.samples).reshape(4, NUM_RECORDS, -1)
     means = [w[:, 16:32].mean(axis=1), w[:, 8:16].mean(axis=1)]
     np.testing.assert_allclose(np.asarray(result.states.tests.reference), np.stack(means, axis=1), atol=1e-6)
+    np.testing.assert_allclose(np.asarray(result.states.tests.total), w[:, 32:].sum(axis=1), atol=1e-5)
     found = result.trace["centred_virial_temperature"].values.reshape(4, NUM_RECORDS, 2, 2)
     layers = [slice(0, 160), slice(160, 240)]  # large, small
     for slot, mean in enumerate(means):
@@ -67,16 +68,17 @@ def test_directions_are_the_strongest_of_the_noise():
     np.testing.assert_allclose(np.abs(np.asarray(found)[:3, :3]), np.eye(3), atol=0.05)
 
 
-@pytest.mark.parametrize("num_records", [4, 7, 8, 100, 255, 256, 400, 1_000])
+@pytest.mark.parametrize("num_records", [16, 17, 31, 32, 33, 100, 255, 256, 257, 400, 1_000])
 def test_every_retained_record_has_the_same_reference_from_before_it(num_records):
     draws = np.arange(1, num_records + 1)
     slots = evidence.slots(draws, 0.5)
     retained = draws > num_records // 2
     assert (slots[retained] >= 0).all()
-    powers = np.floor(np.log2(draws[retained])).astype(int) - slots[retained]
+    powers = np.ceil(np.log2(draws[retained])).astype(int) - 1 - slots[retained]
     assert len(set(powers)) == 1
     assert 2 ** powers[0] <= num_records // 2
     assert (evidence.slots(draws, 0.1)[-num_records // 2 :] >= 0).all()
+    assert (evidence.slots(draws[:15], 0.5) == -1).all()
 
 
 def test_there_is_no_evidence_without_temperature_or_with_a_part_of_the_examples():

@@ -345,7 +345,8 @@ class Run:
         reporter = _Reporter(self)
         sampler, observed, test = self._placed
         started, step = time.monotonic(), first
-        due = self._next_refresh(states)
+        due, tests = self._next_refresh(states), getattr(states, "tests", ())
+        num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
@@ -357,6 +358,9 @@ class Run:
                 if step % every == 0:
                     states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
+                    num_records += 1
+                    if evidence.is_renewed_after(num_records):
+                        states = _renew(sampler, states, observed)
                     if Status.NON_FINITE_ENERGY in measured["status"]:
                         states = _set_status(states, record["status"], self.mesh)
                     reporter.report(measured, step=step, last=step + every > stop)
@@ -459,17 +463,15 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, wi
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
     # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
-    states, mesh = jax.vmap(sampler.init)(keys, starts, temperatures), sampler.dataset.mesh
-    if with_evidence and hasattr(states, "tests") and (mesh is None or mesh.shape["weights"] == 1):
-        begin = partial(evidence.start, sampler.potential, dataset=sampler.dataset)
-        states = states._replace(tests=jax.vmap(begin)(starts))
-    return keep_in_place(states, mesh)
+    states = jax.vmap(sampler.init)(keys, starts, temperatures)
+    states = evidence.begin(sampler, states, starts) if with_evidence else states
+    return keep_in_place(states, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
     # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
-    states, tests = _without_tests(states)
+    states, tests = evidence.detached(states)
     running = states.status == Status.RUNNING
     step = jnp.max(jnp.where(running, states.step, 0))
 
@@ -481,12 +483,6 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
     return keep_in_place(moved._replace(**tests), sampler.dataset.mesh)
 
 
-def _without_tests(states: Any) -> tuple[Any, dict[str, Any]]:
-    """Return states without evidence, which only records change, and the evidence."""
-    tests = {"tests": states.tests} if hasattr(states, "tests") else {}
-    return states._replace(**dict.fromkeys(tests, ())), tests
-
-
 @partial(jax.jit, static_argnames="num_steps")
 def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> Array:
     """Return the examples of the next steps of every chain, (chain, step, example)."""
@@ -496,7 +492,7 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    states, tests = _without_tests(states)
+    states, tests = evidence.detached(states)
     return keep_in_place(jax.vmap(sampler.refresh_if_due)(states)._replace(**tests), sampler.dataset.mesh)
 
 
@@ -511,14 +507,20 @@ def _observe(
     sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
 ) -> tuple[Any, dict[str, Array]]:
     """Return the states with this record added to their evidence, and the record."""
-    states, tests = _without_tests(states)
+    states, tests = evidence.detached(states)
     observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
     record, weights, gradients = jax.vmap(lambda state: observe(sampler, state))(states)
     if tests.get("tests"):
-        args = (sampler.potential, weights, gradients, train, states.key)
-        tests["tests"], more = evidence.update(tests["tests"], *args)
+        tests["tests"], more = evidence.update(tests["tests"], weights, gradients)
         record |= more
     return keep_in_place(states._replace(**tests), train.mesh), keep_everywhere(record, train.mesh)
+
+
+@partial(jax.jit, donate_argnames="states")
+def _renew(sampler: Sampler, states: Any, train: Dataset) -> Any:
+    weights = jax.vmap(sampler.position)(states)
+    tests = evidence.renew(states.tests, sampler.potential, weights, train, states.key)
+    return keep_in_place(states._replace(tests=tests), train.mesh)
 
 
 @jax.jit

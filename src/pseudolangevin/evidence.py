@@ -6,15 +6,16 @@ For samples of exp(−U/T), with the exact gradient g = ∇U and any fixed point
 
 hold for every weight and along every direction. Records have g already. From it the chain keeps sums for single
 weights, and records projections on a few directions: the strongest ones of the noise of single examples, which are also
-the stiffest. At record 1, 2, 4, 8, … directions are found again, and w0 becomes the mean of the records since the last
-time; the last two sets are kept. Whatever the length of a run, one of them is from the end of the burn-in or before.
+the stiffest. After record 8, 16, 32, … directions are found again, and w0 becomes the mean of the records since the
+last time; the last two sets are kept. Whatever the length of a run, one is from the end of the burn-in or before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,7 @@ from .gradients import covariance_product
 from .observables import layer_virial_temperatures
 from .potential import Potential
 
-NUM_BLOCKS = 16  # blocks of records with sums of their own; when all are in use, they merge in pairs
 PROJECTIONS = ("direction_position", "direction_gradient")  # names in the trace
-MAX_WATCHED = 2**14  # weights with sums of their own; of a larger network, weights at equal distances
 
 
 class Evidence(NamedTuple):
@@ -43,7 +42,10 @@ class Evidence(NamedTuple):
     block_length: Array
     """Number of records of a block."""
     sums: Array
-    """Sums of w, g, w·g and w² over each block, (block, 4, watched weight)."""
+    """Sums of w, g, w·g and w² over each of 16 blocks of records, (block, 4, watched weight).
+
+    When all blocks are in use, they merge in pairs.
+    """
     total: Array
     """Sum of the weights over the records since the current reference, (N,)."""
     reference: Array
@@ -52,7 +54,7 @@ class Evidence(NamedTuple):
     """Orthonormal directions of the current and the previous set, strongest first, (2, direction, N)."""
 
 
-def start(potential: Potential, weights: Weights, dataset: Dataset) -> Evidence | tuple[()]:
+def _start(potential: Potential, weights: Weights, dataset: Dataset) -> Evidence | tuple[()]:
     """Return the evidence of a chain before its first record; none for networks of 2²² weights or more."""
     num, vector = trees.num_weights(weights), trees.ravel(weights)
     if num >= trees.LARGE_TENSOR:
@@ -61,7 +63,7 @@ def start(potential: Potential, weights: Weights, dataset: Dataset) -> Evidence 
     return Evidence(
         num_records=jnp.zeros((), jnp.int32),
         block_length=jnp.ones((), jnp.int32),
-        sums=jnp.zeros((NUM_BLOCKS, 4, watched), vector.dtype),
+        sums=jnp.zeros((16, 4, watched), vector.dtype),
         total=jnp.zeros((num,), vector.dtype),
         reference=jnp.zeros((2, num), vector.dtype),
         directions=jnp.zeros((2, _num_directions(potential, weights, dataset), num), vector.dtype),
@@ -69,7 +71,8 @@ def start(potential: Potential, weights: Weights, dataset: Dataset) -> Evidence 
 
 
 def _stride(num_weights: int) -> int:
-    return -(-num_weights // MAX_WATCHED)
+    """Return the distance between two watched weights: all of up to 2¹⁴ weights are watched."""
+    return -(-num_weights // 2**14)
 
 
 def _num_directions(potential: Potential, weights: Weights, dataset: Dataset) -> int:
@@ -111,51 +114,74 @@ def _unravel_like(weights: Weights) -> Callable[[Array], Weights]:
     return lambda vector: trees.Flat(vector, structure, shapes).tree
 
 
-def update(
-    evidence: Evidence, potential: Potential, weights: Weights, gradients: Weights, dataset: Dataset, keys: Key
-) -> tuple[Evidence, dict[str, Array]]:
+def begin(sampler: Any, states: Any, starts: Weights) -> Any:
+    """Return states with empty evidence, where the sampler has room for it and the weights are not split."""
+    mesh = sampler.dataset.mesh
+    if not hasattr(states, "tests") or (mesh is not None and mesh.shape["weights"] > 1):
+        return states
+    one = lambda weights: _start(sampler.potential, weights, sampler.dataset)  # noqa: E731
+    return states._replace(tests=jax.vmap(one)(starts))
+
+
+def detached(states: Any) -> tuple[Any, dict[str, Any]]:
+    """Return states without evidence, which only records change, and the evidence as a change of the states."""
+    tests = {"tests": states.tests} if hasattr(states, "tests") else {}
+    return states._replace(**dict.fromkeys(tests, ())), tests
+
+
+def update(evidence: Evidence, weights: Weights, gradients: Weights) -> tuple[Evidence, dict[str, Array]]:
     """Add a record of all chains, with weights and exact gradients; return also its observables.
 
     All arrays have a leading axis over chains.
     """
     w, g = jax.vmap(trees.ravel)(weights), jax.vmap(trees.ravel)(gradients)
     index, length = jnp.max(evidence.num_records), jnp.max(evidence.block_length)  # the same in all chains that run
-
-    total = evidence.total + w
-
-    def renewed() -> tuple[Array, Array]:
-        num, size = evidence.directions.shape[2], min(1024, dataset.num_examples)
-
-        def find(key: Key, one: Weights) -> Array:
-            batch_key, block_key = jax.random.split(key_for(key, Stream.EVIDENCE, index))
-            return strongest_directions(potential, one, dataset.draw(batch_key, size), block_key, num)
-
-        found = jax.vmap(find)(keys, weights) if num else evidence.directions[:, 0]
-        newest = (total / jnp.maximum((index + 1) // 2, 1), found.astype(w.dtype))
-        return tuple(  # type: ignore[return-value]
-            jnp.stack([new, old[:, 0]], axis=1)
-            for new, old in zip(newest, (evidence.reference, evidence.directions), strict=True)
-        )
-
-    power_of_two = jnp.bitwise_and(index + 1, index) == 0
-    reference, directions = lax.cond(power_of_two, renewed, lambda: (evidence.reference, evidence.directions))
-    full = index == NUM_BLOCKS * length
-    merged = evidence.sums.reshape(len(w), NUM_BLOCKS // 2, 2, *evidence.sums.shape[2:]).sum(axis=2)
+    num_blocks = evidence.sums.shape[1]
+    full = index == num_blocks * length
+    merged = evidence.sums.reshape(len(w), num_blocks // 2, 2, *evidence.sums.shape[2:]).sum(axis=2)
     sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), evidence.sums)
     length = jnp.where(full, 2 * length, length)
     stride = _stride(w.shape[1])
     x, y = w[:, ::stride], g[:, ::stride]
-    sums = sums.at[:, index // length].add(jnp.stack([x, y, x * y, x * x], axis=1))
-    count, lengths = jnp.full_like(evidence.num_records, index + 1), jnp.full_like(evidence.block_length, length)
-    total = jnp.where(power_of_two, jnp.zeros_like(total), total)
-    moved = Evidence(count, lengths, sums, total, reference, directions)
-    virials = jax.vmap(lambda away, gradient: layer_virial_temperatures(_unravel_like(gradient)(away), gradient))
-    away = w[:, None] - reference
-    record = {"centred_virial_temperature": jnp.stack([virials(away[:, s], gradients) for s in (0, 1)], axis=1)}
-    if directions.shape[2]:
-        project = lambda vectors: jnp.einsum("csdn,cn->csd", directions, vectors, precision="highest")  # noqa: E731
+    moved = evidence._replace(
+        num_records=jnp.full_like(evidence.num_records, index + 1),
+        block_length=jnp.full_like(evidence.block_length, length),
+        sums=sums.at[:, index // length].add(jnp.stack([x, y, x * y, x * x], axis=1)),
+        total=evidence.total + w,
+    )
+    away = jax.vmap(jax.vmap(_unravel_like(jax.tree.map(lambda leaf: leaf[0], weights))))(w[:, None] - moved.reference)
+    virials = jax.vmap(jax.vmap(layer_virial_temperatures, in_axes=(0, None)))(away, gradients)
+    record = {"centred_virial_temperature": virials}
+    if moved.directions.shape[2]:
+        project = partial(jnp.einsum, "csdn,cn->csd", moved.directions, precision="highest")
         record |= {name: project(vectors) for name, vectors in zip(PROJECTIONS, (w, g), strict=True)}
     return moved, record
+
+
+def is_renewed_after(num_records: int) -> bool:
+    """Return whether records after this number have a new reference: powers of two from 8 on."""
+    return num_records >= 8 and num_records & (num_records - 1) == 0
+
+
+def renew(evidence: Evidence, potential: Potential, weights: Weights, dataset: Dataset, keys: Key) -> Evidence:
+    """Make the mean of the latest records the current reference, and find the directions at the weights of all chains.
+
+    The latest records are those since the last renewal: half of all records, or all eight.
+    """
+    since, num = jnp.max(evidence.num_records), evidence.directions.shape[2]
+
+    def find(key: Key, one: Weights) -> Array:
+        batch_key, block_key = jax.random.split(key_for(key, Stream.EVIDENCE, since))
+        batch = dataset.draw(batch_key, min(1024, dataset.num_examples))
+        return strongest_directions(potential, one, batch, block_key, num)
+
+    mean = evidence.total / jnp.where(since == 8, 8, since // 2)
+    found = jax.vmap(find)(keys, weights).astype(mean.dtype) if num else evidence.directions[:, 0]
+    return evidence._replace(
+        total=jnp.zeros_like(mean),
+        reference=jnp.stack([mean, evidence.reference[:, 0]], axis=1),
+        directions=jnp.stack([found, evidence.directions[:, 0]], axis=1),
+    )
 
 
 def blocks(evidence: Evidence, burn_in: float) -> np.ndarray:
@@ -171,7 +197,6 @@ def slots(draws: np.ndarray, burn_in: float) -> np.ndarray:
     All retained records have the same reference, which is from the end of the burn-in or before if possible.
     """
     last = int(draws[-1])
-    newest = last.bit_length() - 1
-    power = max(max(1, math.floor(burn_in * last)).bit_length() - 1, newest - 1)
-    known = (draws > 2**power) | (power == 0)
-    return np.where(known, np.where(draws >= 2 ** (power + 1), 1, 0), -1)
+    newest = (last - 1).bit_length() - 1  # the newest reference is that of record 2**newest
+    power = max(max(1, math.floor(burn_in * last)).bit_length() - 1, newest - 1, 3)
+    return np.where(draws > 2**power, np.where(draws > 2 ** (power + 1), 1, 0), -1)

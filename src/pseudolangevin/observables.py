@@ -95,15 +95,13 @@ OBSERVABLES = {
 }
 
 
-DIMENSIONS = {dim for observable in OBSERVABLES.values() for dim in observable.dims}
-
-
 def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None) -> OwnObservables:
     """Return a user's observables as a tuple; raise unless they are named functions."""
+    dims = {dim for observable in OBSERVABLES.values() for dim in observable.dims}
     for name, function in (observables or {}).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"observables has the name {name!r}; use a Python identifier, such as 'margin'")
-        if name in OBSERVABLES or name in ("temperature", "chain", "draw", "step", *DIMENSIONS):
+        if name in OBSERVABLES or name in ("temperature", "chain", "draw", "step", *dims):
             raise ValueError(f"observables has the name {name!r}, which the trace uses already; choose another")
         if not callable(function):
             raise ValueError(f"observables[{name!r}] = {function!r} is not callable; pass f(weights, dataset)")

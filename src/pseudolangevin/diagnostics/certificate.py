@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..chains import Result
 
 Measured: TypeAlias = Iterator[Measurement | str]
-MIN_BLOCKS = 4  # blocks of records below which the scatter of block means is no error
 
 
 @dataclass(frozen=True)
@@ -219,9 +218,9 @@ def _single_weights(group: Subject) -> Measured:
         return
     blocks = group.blocks[group.position][group.healthy]
     num_chains, num_blocks = blocks.shape[:2]
-    if num_chains * num_blocks < MIN_BLOCKS or num_blocks < 2 or not np.isfinite(blocks).all():
-        enough = partial(Measurement, rule="enough", side="below", longer=4 * MIN_BLOCKS / max(1, num_blocks))
-        yield enough("mean of single weights", float(num_chains * num_blocks), 0.0, MIN_BLOCKS, 0.0, num_draws=0)
+    if num_chains * num_blocks < 4 or num_blocks < 2 or not np.isfinite(blocks).all():
+        enough = partial(Measurement, rule="enough", side="below", longer=16 / max(1, num_blocks))
+        yield enough("mean of single weights", float(num_chains * num_blocks), 0.0, 4.0, 0.0, num_draws=0)
         return
     position, gradient, virial, square = np.moveaxis(blocks, 2, 0)
     deviation = np.sqrt(np.maximum(square.mean(axis=1) - position.mean(axis=1) ** 2, 0.0).mean(axis=0))
@@ -402,9 +401,9 @@ def certificate(
         tolerances: `tolerance` of the virial temperature of all chains (default 0.02; times 1.5 for the kinetic one,
             times 20 for the variance of U); `chain_tolerance` of temperatures and drifts of single chains (0.05);
             `layer_tolerance` of temperatures of layers (0.1); `weight_tolerance` of means and temperatures of single
-            weights and directions, in standard deviations and in units of T (0.75); `bias_tolerance` of the predicted bias
-            of loss and |w|² (0.01); `rhat_tolerance` (0.05); `ensemble_error`, the largest relative standard error of
-            the slope of ln[P2(U)/P1(U)] with which that line passes (0.07).
+            weights and directions, in standard deviations and in units of T (0.75); `bias_tolerance` of the predicted
+            bias of loss and |w|² (0.01); `rhat_tolerance` (0.05); `ensemble_error`, the largest relative standard error
+            of the slope of ln[P2(U)/P1(U)] with which that line passes (0.07).
 
     Example:
         >>> cert = certificate(result)  # doctest: +SKIP
