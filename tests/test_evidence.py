@@ -78,7 +78,7 @@ def test_every_retained_record_has_the_same_reference_from_before_it(num_records
     assert len(set(powers)) == 1
     assert 2 ** powers[0] <= num_records // 2
     assert (evidence.slots(draws, 0.1)[-num_records // 2 :] >= 0).all()
-    assert (evidence.slots(draws[:15], 0.5) == -1).all()
+    assert (evidence.slots(draws[:8], 0.5) == -1).all()
 
 
 def test_there_is_no_evidence_without_temperature_or_with_a_part_of_the_examples():
