@@ -49,9 +49,7 @@ def samplers() -> dict[str, tuple[Any, int]]:
             200,
         ),
         "balanced_langevin": (
-            pl.balanced_langevin(
-                potential, train, batch_size=40, friction_every=3, friction_batch_size=20, refresh_every=80
-            ),
+            pl.balanced_langevin(potential, train, batch_size=40, friction_batch_size=20, refresh_every=80),
             200,
         ),
         "naive_pseudo_langevin": (

@@ -32,6 +32,7 @@ def blocks(page: Path, language: str = "python") -> list[str]:
 def shortened(code: str) -> str:
     """Return the same program with fewer steps and less data."""
     lengths = {"num_train": 200, "num_test": 50, "num_steps": 20, "record_every": 10, "batch_size": 40, "stop": 20}
+    lengths |= {"steps_per_level": 20}
     for name, short in (lengths | {"every": 10}).items():
         code = re.sub(rf"\b{name}=[\d_]+", f"{name}={short}", code)
     return code

@@ -16,6 +16,7 @@ from flax import nnx
 
 import pseudolangevin as pl
 from examples import (
+    annealing_and_exchange,
     bias_law,
     character_transformer,
     ensemble_uncertainty,
@@ -137,6 +138,13 @@ def test_the_uncertainty_of_an_ensemble(tmp_path, capsys):
     assert "spin vectors instead" in capsys.readouterr().out
     assert errors["certain half"] < errors["uncertain half"]
     assert picture.exists()
+
+
+def test_annealing_and_exchange(capsys):
+    found = annealing_and_exchange.main(["--steps", "500", "--steps-per-level", "200"])
+    assert found["replica exchange"] > found["single chains"]
+    assert found["entropy"] < 0
+    assert "free_energy" in capsys.readouterr().out
 
 
 def test_the_geometry_of_solutions(tmp_path):

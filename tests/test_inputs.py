@@ -87,7 +87,7 @@ BAD_SETTINGS = [
     (["refresh_every", "max_refresh_interval", "variance_block", "variance_max_batches"],
      ["pseudo_langevin", "naive_pseudo_langevin", "balanced_langevin"], not_a_count),
     (["warmup_refreshes"], ["pseudo_langevin"], not_a_count),
-    (["friction_every", "friction_batch_size", "num_warmup"], ["balanced_langevin"], not_a_count),
+    (["friction_batch_size", "num_warmup"], ["balanced_langevin"], not_a_count),
     (["variance_examples"], ["pseudo_langevin"], st.one_of(not_a_count, st.just(1))),
     (["mass_floor", "max_regularizer_frequency"], ["pseudo_langevin", "balanced_langevin"], not_a_share),
     (["reset_probability"], ["pseudo_langevin"], not_a_share),

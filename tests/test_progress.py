@@ -1,4 +1,4 @@
-"""The progress bar: shown in a terminal, silent otherwise."""
+"""Progress: a bar in a terminal, a line now and then elsewhere."""
 
 import io
 import re
@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 import pseudolangevin as pl
+from pseudolangevin import _progress
 from pseudolangevin._progress import progress_bar
 
 
@@ -31,6 +32,20 @@ def test_a_terminal_shows_speed_loss_and_steps():
         assert words in text
     assert "1 chain " in drawn(terminal=True, show=True, num_chains=1)
     assert "nan" not in drawn(terminal=True, show=None, loss=float("nan"))
+
+
+def test_long_runs_without_a_terminal_print_a_line_now_and_then(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
+    with progress_bar(1000, 1, show=None) as update:
+        for step, loss, share in ((10, 0.5, 0.3), (20, 0.4, 0.3), (30, 0.3, 0.01), (40, 0.2, 0.01)):
+            now += 15.0
+            update(step, loss, share)
+        now += 60.0
+        update(50, 0.1, 0.01)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "step 20 of 1000, loss 0.4000, 30 s, records 30% of the time: raise record_every"
+    assert second == "step 50 of 1000, loss 0.1000, 120 s"
 
 
 def test_compilations_are_left_out_of_speed_and_remaining_time():

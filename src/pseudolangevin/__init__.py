@@ -7,7 +7,19 @@ from . import models
 from .chains import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning, Record, Result, Run, sample
 from .data import Dataset, Signs, StreamedDataset, tasks
 from .placement import Placement
-from .potential import Potential, Subset, classification, next_token, regression, subset
+from .potential import (
+    Potential,
+    Prior,
+    Subset,
+    classification,
+    gaussian,
+    laplace,
+    log_density,
+    next_token,
+    posterior_temperature,
+    regression,
+    subset,
+)
 from .samplers.adam import Adam as adam
 from .samplers.adam import best_weights
 from .samplers.balanced import BalancedLangevin as balanced_langevin
@@ -17,15 +29,20 @@ from .samplers.hybrid import MinibatchHybridMonteCarlo as minibatch_hybrid_monte
 from .samplers.langevin import FullBatchLangevin as full_batch_langevin
 from .samplers.langevin import NaivePseudoLangevin as naive_pseudo_langevin
 from .samplers.langevin import PseudoLangevin as pseudo_langevin
+from .samplers.tempered import annealed, replica_exchange
 
 _LAZY = {  # imported when first used: they need files, plots or statistics
     "Certificate": "diagnostics.certificate",
     "Fit": "apps.fit",
     "TemperatureRange": "apps.temperature",
     "Tuned": "apps.tune",
+    "anneal": "apps.thermodynamics",
     "certificate": "diagnostics.certificate",
+    "evidence": "apps.thermodynamics",
     "find_temperature": "apps.temperature",
     "fit": "apps.fit",
+    "free_energy": "apps.thermodynamics",
+    "learning_coefficient": "apps.thermodynamics",
     "load": "runs.session",
     "tune": "apps.tune",
 }
@@ -50,6 +67,7 @@ __all__ = [
     "DeadClassWarning",
     "Placement",
     "Potential",
+    "Prior",
     "Record",
     "Result",
     "Run",
@@ -59,17 +77,23 @@ __all__ = [
     "StreamedDataset",
     "Subset",
     "adam",
+    "annealed",
     "balanced_langevin",
     "best_weights",
     "classification",
     "full_batch_langevin",
+    "gaussian",
     "hybrid_monte_carlo",
+    "laplace",
+    "log_density",
     "minibatch_hybrid_monte_carlo",
     "models",
     "naive_pseudo_langevin",
     "next_token",
+    "posterior_temperature",
     "pseudo_langevin",
     "regression",
+    "replica_exchange",
     "sample",
     "subset",
     "tasks",

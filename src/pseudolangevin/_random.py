@@ -30,7 +30,8 @@ class Stream(IntEnum):
     NOISE = 4
     FRICTION = 5
     MEASURE = 6
-    EVIDENCE = 7
+    EXCHANGE = 7
+    STEIN = 8
 
 
 class FoldedKey(NamedTuple):

@@ -214,18 +214,18 @@ def chosen(weights: Weights, selection: Selection, argument: str = "selection") 
     return jax.tree.unflatten(jax.tree.structure(weights), map(is_taken, names))
 
 
-def looked_up(weights: Weights, table: Mapping[str, float], argument: str) -> Weights:
-    """Return a pytree shaped like `weights` with, for each tensor, the number of the first pattern that matches."""
+def looked_up(weights: Weights, table: Mapping[str, Any], argument: str) -> Weights:
+    """Return a pytree shaped like `weights` with, for each tensor, the value of the first pattern that matches."""
     names = [name for name, _ in named_leaves(weights)]
     _check_patterns_match(list(table), names, argument)
     return jax.tree.unflatten(jax.tree.structure(weights), [first_match(name, table, argument) for name in names])
 
 
-def first_match(name: str, table: Mapping[str, float], argument: str) -> float:
-    """Return the number of the first pattern in `table` that matches the tensor's name."""
+def first_match(name: str, table: Mapping[str, Any], argument: str) -> Any:
+    """Return the value of the first pattern in `table` that matches the tensor's name."""
     for pattern, value in table.items():
         if fnmatchcase(name, pattern):
-            return float(value)
+            return value
     remedy = "add one, or a last entry '*' for all others"
     raise ValueError(f"{argument} = {dict(table)} has no pattern for {name}; {remedy}")
 

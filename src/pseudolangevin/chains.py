@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from . import _trees as trees
-from . import evidence, observables, placement
+from . import observables, placement, stein
 from ._checks import check_integer, check_positive
 from ._progress import progress_bar
 from ._random import as_key
@@ -33,7 +33,9 @@ from .data.dataset import Dataset
 from .data.streamed import BLOCKS_AHEAD, StreamedDataset
 from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
+from .results import Result
 from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -52,38 +54,6 @@ class DeadClassWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Result:
-    """Result of a run."""
-
-    trace: xr.Dataset
-    """Observables with dimensions (temperature, chain, draw) and the coordinate `step` along draw."""
-    weights: Weights
-    """Final weights of every chain, at the same time as the records: leading axes (temperature, chain)."""
-    samples: Weights | None
-    """Kept weights, leading axes (temperature, chain, kept draw); None unless `keep_weights_every` was given."""
-    states: Any
-    """Final states, leading axis over all chains, temperature by temperature."""
-    sampler: Sampler
-    seconds: float = math.nan
-    """Time that the run took."""
-
-    def __repr__(self) -> str:
-        """Return a summary."""
-        temperatures, chains, draws = self.trace["loss"].shape
-        kept = "none" if self.samples is None else str(jax.tree.leaves(self.samples)[0].shape[2])
-        running = int((self.trace["status"].values[..., -1] == Status.RUNNING).sum()) if draws else 0
-        return (
-            f"<Result of {self.sampler.name}: N = {self.num_weights}, {temperatures} temperatures × {chains} chains × "
-            f"{draws} records, {running} chains running, {kept} weights kept; see .trace, .weights, .samples>"
-        )
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights of one chain, the paper's N."""
-        return trees.num_weights(self.weights) // math.prod(self.trace["status"].shape[:2])
-
-
-@dataclass(frozen=True)
 class Record:
     """The chains at one stop of a run."""
 
@@ -98,7 +68,7 @@ def sample(
     sampler: Sampler,
     weights: Weights,
     *,
-    temperatures: Sequence[float] | None = None,
+    temperatures: Sequence[float] | Callable[[Any], Any] | None = None,
     num_chains: int = 1,
     num_steps: int,
     record_every: int | None = None,
@@ -119,10 +89,12 @@ def sample(
         sampler: a sampler, such as `pseudo_langevin(potential, dataset)`.
         weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
             each chain has its own start (an axis of length one is repeated).
-        temperatures: temperature T of each group of chains, all different; none for `adam`.
+        temperatures: temperature T of each group of chains, all different; none for `adam`. Or a function of the step,
+            for one group of annealed chains: T is updated after every record (see `samplers.tempered.annealed`).
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
-        record_every: steps between records; default: 400 records, or every step of a shorter run.
+        record_every: steps between records; default: 400 records, or every step of a shorter run. Training by `adam`
+            has fewer, down to 10, if they would visit more than 5 % of the examples that the steps visit.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
             it does not depend, rounding apart, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
@@ -137,6 +109,9 @@ def sample(
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a progress bar; default: if the output is a terminal.
     """
+    if callable(temperatures):
+        sampler = annealed(sampler, temperatures, every=record_every or max(1, num_steps // 100))
+        temperatures = [float(sampler.schedule.at(0))]  # type: ignore[attr-defined]
     run = Run(
         sampler,
         temperatures=temperatures,
@@ -147,7 +122,7 @@ def sample(
         chunk_size=chunk_size,
         placement=placement,
     )
-    every = check_lengths(num_steps, record_every)
+    every = check_lengths(num_steps, record_every, run)
     if keep_weights_every is not None:
         check_integer("keep_weights_every", keep_weights_every, minimum=1)
     began, states = time.monotonic(), run.start(weights, key)
@@ -169,10 +144,10 @@ def sample(
     return replace(result, seconds=time.monotonic() - began)
 
 
-def check_lengths(num_steps: int, record_every: int | None) -> int:
-    """Return the interval between records of a run, validated; default: 400 records."""
+def check_lengths(num_steps: int, record_every: int | None, run: Run) -> int:
+    """Return the interval between records of a run, validated; for the default see `sample`."""
     check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
-    every = max(1, num_steps // 400) if record_every is None else record_every
+    every = max(1, num_steps // run.default_records(num_steps)) if record_every is None else record_every
     check_integer("record_every", every, minimum=1, maximum=num_steps, remedy="record at least once")
     return every
 
@@ -199,6 +174,8 @@ class Run:
         """Validate the arguments before anything is compiled."""
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
+        if sampler.exchange_every is not None and len(self.temperatures) < 2:
+            raise ValueError(f"temperatures = {list(self.temperatures)}: replica exchange needs at least two")
         check_integer("num_chains", num_chains, minimum=1)
         self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
         if chunk_size is not None:
@@ -208,7 +185,7 @@ class Run:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
             self.observed = self.observed.head(observe_examples)
         self.own = check_own(observables)
-        self.with_evidence = sampler.uses_temperature and observe_examples is None
+        self.with_tests = sampler.uses_temperature and observe_examples is None
         self.mesh = self._mesh(placement)
 
     def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
@@ -226,6 +203,12 @@ class Run:
     def size(self) -> int:
         """Number of all chains."""
         return len(self.temperatures) * self.num_chains
+
+    def default_records(self, num_steps: int) -> int:
+        """Return how many records a run has by default; a pass without gradient costs a third of one with it."""
+        cost = (self.observed.num_examples + (self.test.num_examples if self.test else 0)) / 3
+        work = num_steps * (self.sampler.batch_size or self.sampler.dataset.num_examples)
+        return 400 if self.sampler.uses_temperature else max(10, min(100, int(0.05 * work / cost)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -269,7 +252,7 @@ class Run:
             # The chains have been checked; if they do not divide, a mesh was given on purpose.
             split.check(math.lcm(self.size, split.chains), self.sampler.dataset.num_examples, one)
         temperatures = jnp.repeat(jnp.asarray(self.temperatures, jax.tree.leaves(one)[0].dtype), self.num_chains)
-        return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))), self.with_evidence)
+        return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))), self.with_tests)
 
     def _starts(self, weights: Weights) -> Weights:
         """Return starting weights with one leading axis over all chains."""
@@ -344,7 +327,8 @@ class Run:
             return  # nothing is left to continue; a new run goes on to its first record, which reports why
         reporter = _Reporter(self)
         sampler, observed, test = self._placed
-        started, step = time.monotonic(), first
+        intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
+        started, step, recording = time.monotonic(), first, 0.0
         due, tests = self._next_refresh(states), getattr(states, "tests", ())
         num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
@@ -352,21 +336,27 @@ class Run:
                 if step >= due:
                     states = _refresh(sampler, states)
                     due = self._next_refresh(states)
-                stops = [stop, due, *(step - step % n + n for n in (every, pause_every) if n is not None)]
-                states = self._advance(states, step, min(stops) - step, every)
+                stops = [stop, due, *(step - step % n + n for n in intervals)]
+                states = self._advance(states, min(stops) - step, every)
                 step = min(stops)
+                if sampler.exchange_every is not None and step % sampler.exchange_every == 0:
+                    states = _exchange(sampler, states, len(self.temperatures))
                 if step % every == 0:
+                    jax.block_until_ready(states.step)
+                    before = time.monotonic()
                     states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
                     num_records += 1
-                    if evidence.is_renewed_after(num_records):
+                    if stein.is_renewed_after(num_records):
                         states = _renew(sampler, states, observed)
                     if Status.NON_FINITE_ENERGY in measured["status"]:
                         states = _set_status(states, record["status"], self.mesh)
                     reporter.report(measured, step=step, last=step + every > stop)
                     masked = reporter.mask_stopped(measured)
                     losses = masked["loss"][np.isfinite(masked["loss"])]
-                    update_bar(step, float(losses.mean()) if losses.size else math.nan)
+                    recording += time.monotonic() - before
+                    share = recording / (time.monotonic() - started)
+                    update_bar(step, float(losses.mean()) if losses.size else math.nan, share)
                     yield Record(step, states, masked)
                     if reporter.all_stopped:
                         return
@@ -379,23 +369,21 @@ class Run:
         """Return the first step at which any chain is due; read once per refresh, so that segments need not wait."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
-    def _advance(self, states: Any, step: int, num_steps: int, every: int) -> Any:
-        """Advance all chains from `step` by `num_steps`. Programs do not depend on the number of steps."""
+    def _advance(self, states: Any, num_steps: int, every: int) -> Any:
+        """Advance all chains by `num_steps`. Programs do not depend on the number of steps."""
         sampler = self._placed[0]
         if isinstance(sampler.dataset, StreamedDataset) and sampler.batch_size is not None:
             return self._advance_streamed(states, num_steps, every)
-        # On a GPU the host decides after every block whether to go on, which takes as long as a small step. Blocks
-        # start at multiples of the sampler's cycle.
-        head = 0 if sampler.block == 1 else min(num_steps, -step % sampler.cycle)
-        blocks, rest = divmod(num_steps - head, sampler.block)
-        for length, block in ((head, 1), (blocks, sampler.block), (rest, 1)):
+        # On a GPU the host decides after every block whether to go on, which takes as long as a small step.
+        blocks, rest = divmod(num_steps, sampler.block)
+        for length, block in ((blocks, sampler.block), (rest, 1)):
             states = _segment(sampler, states, length, block) if length else states
         return states
 
     def _advance_streamed(self, states: Any, num_steps: int, every: int) -> Any:
         """Advance all chains with mini-batches that are fetched while the chains run."""
         sampler: Any = self._placed[0]
-        length = sampler.dataset.block_length(self.size, sampler.batch_size, every)
+        length = sampler.dataset.block_length(self.size, sampler.examples_per_step, every)
         (device,) = states.step.devices()
         running: deque[Array] = deque()
         for start in range(0, num_steps, 64 * length):  # indices of 64 blocks are on the device at once
@@ -429,7 +417,7 @@ class Run:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
         starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.size, *w.shape), w.dtype), weights)
         temperatures = jax.ShapeDtypeStruct((self.size,), jax.tree.leaves(weights)[0].dtype)
-        return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0), self.with_evidence)
+        return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0), self.with_tests)
 
     def empty_trace(self, states: Any, every: int) -> xr.Dataset:
         """Return the trace before the first record: every observable and coordinate, no draws."""
@@ -458,25 +446,25 @@ class Run:
         )
 
 
-@partial(jax.jit, static_argnames="with_evidence")
-def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, with_evidence: bool) -> Any:
+@partial(jax.jit, static_argnames="with_tests")
+def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, with_tests: bool) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
     # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
-    states = jax.vmap(sampler.init)(keys, starts, temperatures)
-    states = evidence.begin(sampler, states, starts) if with_evidence else states
+    states = jax.vmap(lambda key, start, t: sampler.at(t).init(key, start, t))(keys, starts, temperatures)
+    states = stein.begin(sampler, states, starts) if with_tests else states
     return keep_in_place(states, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
     # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
-    states, tests = evidence.detached(states)
+    states, tests = stein.detached(states)
     running = states.status == Status.RUNNING
     step = jnp.max(jnp.where(running, states.step, 0))
 
     def one(state: Any, own: Any) -> Any:
-        return sampler.segment(state._replace(step=step), num_blocks, block, own)
+        return sampler.at(state.temperature).segment(state._replace(step=step), num_blocks, block, own)
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
@@ -492,8 +480,15 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    states, tests = evidence.detached(states)
-    return keep_in_place(jax.vmap(sampler.refresh_if_due)(states)._replace(**tests), sampler.dataset.mesh)
+    states, tests = stein.detached(states)
+    refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
+    return keep_in_place(refreshed._replace(**tests), sampler.dataset.mesh)
+
+
+@partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
+def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
+    states, tests = stein.detached(states)
+    return keep_in_place(sampler.exchange(states, num_temperatures)._replace(**tests), sampler.dataset.mesh)
 
 
 @jax.jit
@@ -506,21 +501,19 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
 def _observe(
     sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
 ) -> tuple[Any, dict[str, Array]]:
-    """Return the states with this record added to their evidence, and the record."""
-    states, tests = evidence.detached(states)
+    """Return the states with this record added to their sums for the certificate, and the record."""
+    states, tests = stein.detached(states)
     observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
-    record, weights, gradients = jax.vmap(lambda state: observe(sampler, state))(states)
+    record, weights, gradients = jax.vmap(lambda state: observe(sampler.at(state.temperature), state))(states)
     if tests.get("tests"):
-        tests["tests"], more = evidence.update(tests["tests"], weights, gradients)
+        tests["tests"], more = stein.update(tests["tests"], weights, gradients)
         record |= more
     return keep_in_place(states._replace(**tests), train.mesh), keep_everywhere(record, train.mesh)
 
 
 @partial(jax.jit, donate_argnames="states")
 def _renew(sampler: Sampler, states: Any, train: Dataset) -> Any:
-    weights = jax.vmap(sampler.position)(states)
-    tests = evidence.renew(states.tests, sampler.potential, weights, train, states.key)
-    return keep_in_place(states._replace(tests=tests), train.mesh)
+    return keep_in_place(states._replace(tests=stein.renew(sampler, states, train)), train.mesh)
 
 
 @jax.jit

@@ -218,13 +218,14 @@ def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Results of the paper, such as thermodynamics.")],
     scale: Annotated[str, typer.Option(help="smoke (minutes on a CPU) or paper (published size, on a GPU).")] = "smoke",
     out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.png.")] = Path("results"),
+    max_seconds: Annotated[float | None, typer.Option(help="Time limit; the same command continues.")] = None,
 ) -> int:
-    """Reproduce results of the paper, alongside the published numbers."""
+    """Reproduce results of the paper, alongside the published numbers; what is in the folder is not measured again."""
     from . import paper
     from .runs import build
 
     with build.naming("reproduce"):
-        return paper.reproduce(names, scale, out)
+        return paper.reproduce(names, scale, out, max_seconds)
 
 
 @app.command(epilog="pseudolangevin bench --sizes 11160,101610 --chains 1,8 --json > bench.json")

@@ -8,14 +8,16 @@ and U ≈ 0.2, plain float32 sums are not precise enough.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from . import _trees as trees
+from ._convolutions import fast_convolutions
 from ._trees import Array, Batch, PerExample, Weights
 from .data.dataset import Dataset, fold_chunks
 from .potential import Potential
@@ -23,16 +25,35 @@ from .potential import Potential
 DEFAULT_CHUNK_SIZE = 4096  # examples held at once in a pass over all of them
 
 
-def default_chunk_size(chunk_size: int | None, weights: Weights) -> int:
-    """Return `chunk_size`, or the default: eight times larger for a small network on a GPU, where launches dominate."""
+def default_chunk_size(chunk_size: int | None, weights: Weights, function: Callable, dataset: Dataset) -> int:
+    """Return `chunk_size`, or the default: 4096 examples, eight times as many for a small network on a GPU.
+
+    Fewer if the intermediate arrays of `function(weights, batch)` would exceed 32 MiB, which caches of a CPU hold in
+    part, or 256 MiB on a GPU.
+    """
     if chunk_size is not None:
         return chunk_size
-    small = jax.default_backend() == "gpu" and trees.num_weights(weights) <= 2**17
-    return 8 * DEFAULT_CHUNK_SIZE if small else DEFAULT_CHUNK_SIZE
+    on_gpu = jax.default_backend() == "gpu"
+    size = 8 * DEFAULT_CHUNK_SIZE if on_gpu and trees.num_weights(weights) <= 2**17 else DEFAULT_CHUNK_SIZE
+    one, two = (_bytes(jax.make_jaxpr(function)(weights, dataset.shapes(num)).jaxpr) for num in (1, 2))
+    return max(1, min(size, (2**28 if on_gpu else 2**25) // max(1, two - one)))
+
+
+def _bytes(jaxpr: Any) -> int:
+    """Return the size of all arrays that a program computes, without those inside loops."""
+    results = [variable.aval for equation in jaxpr.eqns for variable in equation.outvars]
+    inner = [e.params["jaxpr"].jaxpr for e in jaxpr.eqns if e.primitive.name in ("jit", "pjit")]
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in results) + sum(map(_bytes, inner))
 
 
 def minibatch_gradient(
-    potential: Potential, weights: Weights, batch: Batch, precision: str | None = None, *, split: bool = False
+    potential: Potential,
+    weights: Weights,
+    batch: Batch,
+    precision: str | None = None,
+    *,
+    coefficients: Array | None = None,
+    split: bool = False,
 ) -> Weights:
     """Return ∇U on a batch (eq:MiniBatchGradientDefinition).
 
@@ -42,14 +63,39 @@ def minibatch_gradient(
         batch: inputs and targets.
         precision: precision of the matrix products ("highest", "tensorfloat32", "bfloat16"…); None is the fastest that
             the device has. Rounding is one more small gradient noise.
+        coefficients: coefficient of the loss of each example; default: one over the number of examples.
         split: whether chains, data or weights are split over several devices.
     """
     if potential.gradient is not None:
-        gradient = potential.gradient(weights, batch, precision, split)
+        gradient = potential.gradient(weights, batch, coefficients, precision, split)
     else:
         with jax.default_matmul_precision(precision):
-            gradient = jax.grad(potential.loss)(weights, batch)
+            gradient = fast_convolutions(
+                jax.grad(lambda w, b: weighted_loss(w, potential.per_example_loss, b, coefficients))
+            )(weights, batch)
     return potential.add_regularizer_gradient(weights, gradient)
+
+
+def weighted_loss(weights: Weights, per_example_loss: PerExample, batch: Batch, coefficients: Array | None) -> Array:
+    """Return the sum of the losses of a batch with these coefficients, or their mean without."""
+    losses = per_example_loss(weights, batch)
+    return jnp.mean(losses) if coefficients is None else jnp.sum(coefficients * losses)
+
+
+def slopes(
+    potential: Potential,
+    weights: Weights,
+    velocity: Weights,
+    batch: Batch,
+    precision: str | None = None,
+    *,
+    split: bool = False,
+) -> Array:
+    """Return g_i·v, the derivative of the loss of each example along a velocity v."""
+    if potential.slopes is not None:
+        return potential.slopes(weights, velocity, batch, precision, split)
+    with jax.default_matmul_precision(precision):
+        return jax.jvp(lambda w: potential.per_example_loss(w, batch), (weights,), (velocity,))[1]
 
 
 def covariance_product(
@@ -62,14 +108,16 @@ def covariance_product(
     the covariance of the mean of S examples. The product also returns a_i − ā.
     """
     with jax.default_matmul_precision(precision):
-        losses, along = jax.linearize(lambda w: potential.per_example_loss(w, batch), weights)
+        loss = fast_convolutions(potential.per_example_loss, mapped=False)
+        losses, along = jax.linearize(lambda w: loss(w, batch), weights)
         back = jax.linear_transpose(along, weights)
 
+    @fast_convolutions
     def product(vector: Weights) -> tuple[Weights, Array]:
         with jax.default_matmul_precision(precision):
-            slopes = along(vector)
-            slopes = slopes - jnp.mean(slopes)
-            return back(slopes / (losses.shape[0] - 1))[0], slopes
+            centred = along(vector)
+            centred = centred - jnp.mean(centred)
+            return back(centred / (losses.shape[0] - 1))[0], centred
 
     return product
 
@@ -82,22 +130,29 @@ class ExactSums(NamedTuple):
     error: Array
     """Mean of `per_example_error`; NaN if the potential has none."""
     gradient: Weights
-    """Gradient ∇U, regulariser included."""
+    """Gradient ∇U, regulariser included; None if it was not asked for."""
     dead_class: Array | None
     """Whether the score of each class is the same for every example or, if scores are nowhere negative (ReLU), for all
     but one in a thousand; None for potentials without classes."""
 
 
-def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None) -> ExactSums:
+def exact_sums(
+    potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None, *, with_gradient: bool = True
+) -> ExactSums:
     """Return mean loss, mean error, ∇U and the dead classes over the full data set, with float32 products."""
 
     def chunk_loss(weights: Weights, batch: Batch, mask: Array) -> tuple[Array, Array]:
         losses = jnp.where(mask, potential.per_example_loss(weights, batch), 0.0)
         return jnp.sum(losses), losses
 
+    @fast_convolutions
     def fold(carry: tuple, batch: Batch, mask: Array) -> tuple:
         loss, error, gradient, low, high, positive = carry
-        (_, losses), chunk_gradient = jax.value_and_grad(chunk_loss, has_aux=True)(weights, batch, mask)
+        if with_gradient:
+            (_, losses), chunk_gradient = jax.value_and_grad(chunk_loss, has_aux=True)(weights, batch, mask)
+            gradient = jax.tree.map(jnp.add, gradient, chunk_gradient)
+        else:
+            _, losses = chunk_loss(weights, batch, mask)
         loss = add(loss, total(losses))
         if potential.per_example_error is not None:
             error = error + jnp.sum(jnp.where(mask, potential.per_example_error(weights, batch), 0.0))
@@ -105,19 +160,21 @@ def exact_sums(potential: Potential, weights: Weights, dataset: Dataset, chunk_s
             scores = potential.class_scores(weights, batch[0])
             low, high = jnp.minimum(low, jnp.min(scores, axis=0)), jnp.maximum(high, jnp.max(scores, axis=0))
             positive = positive + jnp.sum(mask[:, None] & (scores > 0), axis=0, dtype=jnp.int32)
-        return loss, error, jax.tree.map(jnp.add, gradient, chunk_gradient), low, high, positive
+        return loss, error, gradient, low, high, positive
 
     num_classes = 0
     if potential.class_scores is not None:
         num_classes = jax.eval_shape(potential.class_scores, weights, dataset.shapes(1)[0]).shape[-1]
     error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
     low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
-    carry = (zero_sum(), error, trees.zeros_like(weights), low, high, jnp.zeros((num_classes,), jnp.int32))
+    gradient = trees.zeros_like(weights) if with_gradient else None
+    carry = (zero_sum(), error, gradient, low, high, jnp.zeros((num_classes,), jnp.int32))
     with jax.default_matmul_precision("highest"):
-        chunk_size = default_chunk_size(chunk_size, weights)
+        chunk_size = default_chunk_size(chunk_size, weights, potential.per_example_loss, dataset)
         loss, error, gradient, low, high, positive = fold_chunks(fold, carry, dataset, chunk_size)
     num = dataset.num_examples
-    gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
+    if with_gradient:
+        gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
     # A class that is learned has a positive score for its own examples and many others. A class with fewer than one in
     # a thousand examples may be taken for dead.
     dead = (high == low) | ((low >= 0) & (positive < 1e-3 * num))
@@ -129,13 +186,15 @@ def exact_means(
 ) -> list[Sum]:
     """Return the means of per-example quantities over the full data set, in one forward pass with float32 products."""
 
+    @fast_convolutions
     def fold(totals: list[Sum], batch: Batch, mask: Array) -> list[Sum]:
         values = [jnp.where(mask, quantity(weights, batch), 0.0) for quantity in per_example]
         return [add(t, total(v)) for t, v in zip(totals, values, strict=True)]
 
     with jax.default_matmul_precision("highest"):
         zeros = [zero_sum() for _ in per_example]
-        totals = fold_chunks(fold, zeros, dataset, default_chunk_size(chunk_size, weights))
+        chunk_size = default_chunk_size(chunk_size, weights, per_example[0], dataset)
+        totals = fold_chunks(fold, zeros, dataset, chunk_size)
     return [scale(value, 1 / dataset.num_examples) for value in totals]
 
 
@@ -146,14 +205,11 @@ def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk
     each, of random sign), not by their sum: about 1e-9 on 50 000 examples.
     """
     (loss,) = exact_means([potential.per_example_loss], weights, dataset, chunk_size)
-    if not potential.has_regularizer:
-        return loss
-    stiffness = trees.spread(potential.stiffness(weights), weights)
-    squares = [
-        scale(total_of_squares(leaf), 0.5 * k)
-        for leaf, k in zip(jax.tree.leaves(weights), jax.tree.leaves(stiffness), strict=True)
+    terms = [
+        scale(total_of_squares(values) if squared else total(values), factor)
+        for values, factor, squared in potential.regularizer_terms(weights)
     ]
-    return functools.reduce(add, squares, loss)
+    return functools.reduce(add, terms, loss)
 
 
 class Sum(NamedTuple):
@@ -186,7 +242,7 @@ def difference(left: Sum, right: Sum) -> Array:
     return result.high + result.low
 
 
-def scale(value: Sum, factor: float) -> Sum:
+def scale(value: Sum, factor: Array | float) -> Sum:
     """Return the sum times a number, with the rounding error of the product.
 
     The factor itself is rounded to the working precision: a constant relative change of the unit, the same for every

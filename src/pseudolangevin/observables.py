@@ -50,7 +50,7 @@ OBSERVABLES = {
     ),
     "centred_virial_temperature": Observable(
         "virial temperature about a reference",
-        "(w − w0)·∇U/N within each layer, with w0 the weights at an earlier record; see pseudolangevin.evidence",
+        "(w − w0)·∇U/N within each layer, with w0 the weights at an earlier record; see pseudolangevin.stein",
         "loss",
         ("reference", "layer"),
     ),
@@ -81,6 +81,10 @@ OBSERVABLES = {
     "friction_load": Observable("friction load", "load of the friction at the last refresh; at most 1 is harmless"),
     "acceptance": Observable("acceptance", "share of moves accepted since the warm-up (during it: since the start)"),
     "energy_error": Observable("energy error", "energy error of the last trajectory", "T"),
+    "current_temperature": Observable("temperature", "current temperature of an annealed chain", "loss"),
+    "swap_acceptance": Observable("swap acceptance", "share of accepted swaps with the next hotter temperature"),
+    "replica_temperature": Observable("replica", "temperature at which the current replica started", "loss"),
+    "round_trips": Observable("round trips", "trips of the current replica to the hottest temperature and back"),
     "time_step": Observable("time step", "time step of the next move"),
     "validation_loss": Observable("validation loss", "mean loss on the validation set at the last validation"),
     "validation_error": Observable(
@@ -116,17 +120,19 @@ def observe(
     The observable `loss` is a (high, low) pair of a compensated sum.
     """
     potential, weights = sampler.potential, sampler.position(state)
-    sums = exact_sums(potential, weights, train, chunk_size)
+    # Training needs no virial temperature, and a pass without gradient takes a third of the time.
+    sums = exact_sums(potential, weights, train, chunk_size, with_gradient=sampler.uses_temperature)
     regularizer = potential.regularizer(weights)
     broken = (state.status == Status.RUNNING) & ~jnp.isfinite(sums.loss.high + sums.loss.low + regularizer)
     record = {
         "loss": jnp.stack(sums.loss),
         "squared_norm": trees.squared_norm(weights),
         "regularizer": regularizer,
-        "virial_temperature": trees.dot(weights, sums.gradient) / float(trees.num_weights(weights)),
-        "layer_virial_temperature": layer_virial_temperatures(weights, sums.gradient),
         "status": jnp.where(broken, Status.NON_FINITE_ENERGY, state.status),
     }
+    if sampler.uses_temperature:
+        record["virial_temperature"] = trees.dot(weights, sums.gradient) / float(trees.num_weights(weights))
+        record["layer_virial_temperature"] = layer_virial_temperatures(weights, sums.gradient)
     if potential.per_example_error is not None:
         record["error"] = sums.error
     if sums.dead_class is not None:

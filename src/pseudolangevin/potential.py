@@ -1,17 +1,17 @@
-"""The potential U(w) = mean loss over the examples + λ/(2N)·|w|² (eq:potential)."""
+"""The potential U(w) = mean loss over the examples + regulariser: λ/(2N)·|w|² (eq:potential), or a prior."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import _trees as trees
-from ._checks import as_number, check_integer
+from ._checks import as_number, check_integer, check_positive
 from ._trees import Array, Batch, PerExample, Selection, Weights
 
 if TYPE_CHECKING:
@@ -21,22 +21,83 @@ WeightDecay: TypeAlias = float | Mapping[str, float]  # λ for all weights, or o
 
 
 @dataclass(frozen=True, eq=False)
+class Prior:
+    """A prior density of independent weights, up to its normalisation; made by `gaussian` or `laplace`."""
+
+    kind: Literal["gaussian", "laplace"]
+    scale: float
+    center: float | Weights = 0.0
+
+    def deviation(self, name: str, tensor: Array) -> Array:
+        """Return (w − center)/scale of the tensor with this name."""
+        number = jax.tree_util.all_leaves([self.center]) and np.ndim(self.center) == 0
+        center = self.center if number else dict(trees.named_leaves(self.center)).get(name)
+        if center is None or np.shape(center) not in ((), tensor.shape):
+            found = "nothing" if center is None else f"shape {np.shape(center)}"
+            remedy = "pass one number, or a pytree shaped like the weights"
+            raise ValueError(f"center has {found} for the tensor {name} of shape {tensor.shape}; {remedy}")
+        return (tensor - jnp.asarray(center, tensor.dtype)) / self.scale
+
+
+def gaussian(scale: float, center: float | Weights = 0.0) -> Prior:
+    """Return the prior N(center, scale²) of every weight; `center` is a number or a pytree shaped like the weights.
+
+    Example:
+        >>> wide = gaussian(10.0)
+    """
+    check_positive("scale", scale, "it is the standard deviation of a weight")
+    return Prior("gaussian", float(scale), center)
+
+
+def laplace(scale: float, center: float | Weights = 0.0) -> Prior:
+    """Return the prior exp(−|w − center|/scale) of every weight, whose standard deviation is √2·scale."""
+    check_positive("scale", scale, "it is the mean distance of a weight from its center")
+    return Prior("laplace", float(scale), center)
+
+
+def posterior_temperature(dataset: Dataset, noise_scale: float | None = None) -> float:
+    """Return the temperature at which exp(−U/T) is the Bayesian posterior.
+
+    U contains the mean loss over the P examples. If the loss is −log of a likelihood, T is 1/P. The loss of
+    `regression`, half a squared distance, is −σ²·log of a Gaussian likelihood, so T is σ²/P.
+
+    Args:
+        dataset: the training set.
+        noise_scale: standard deviation σ of the targets around their predictions, for `regression`.
+    """
+    if noise_scale is not None:
+        check_positive("noise_scale", noise_scale, "it is the standard deviation of a target")
+    return (1.0 if noise_scale is None else float(noise_scale) ** 2) / dataset.num_examples
+
+
+PriorLike: TypeAlias = Prior | Mapping[str, Prior] | Callable[[Weights], Array]
+
+
+@dataclass(frozen=True, eq=False)
 class Potential:
-    """A per-example loss with an L2 regulariser: U(w) = mean loss + λ/(2N)·|w|².
+    """A per-example loss with a regulariser: U(w) = mean loss + λ/(2N)·|w|², or mean loss − T·ln prior(w).
 
     Args:
         per_example_loss: maps (weights, (inputs, targets)) of S examples to S losses.
         weight_decay: λ; the regulariser is λ/(2N)·|w|² with N the number of weights. Or one λ for each group of
             tensors, as a mapping from patterns of tensor names, such as {"*.bias": 0.0, "*": 10.0}; the first pattern
             that matches applies, and the regulariser is Σ λ_g/(2N)·|w_g|².
+        prior: instead of `weight_decay`, a prior density: `gaussian(scale)`, `laplace(scale)`, one for each group of
+            tensors as a mapping from patterns of names, or a function from weights to the logarithm of any density.
+        prior_temperature: temperature T0 at which exp(−U/T) contains the prior as given, U = mean loss − T0·ln prior;
+            the prior is then tempered as the likelihood is. Default: the temperature of each chain, so that the prior
+            is the same at every temperature and the likelihood alone is tempered. Both are the Bayesian posterior at
+            `posterior_temperature(dataset)`.
         per_example_error: optional, maps the same arguments to S errors (0 or 1 for a classifier); recorded as `error`.
         class_scores: optional, maps (weights, inputs) to logits (S, K), for classifiers: labels are then checked
             against K, and classes that never get a signal are reported.
         values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
         check_data: optional, is called with (weights, all examples) before anything is compiled, to reject bad data.
         regularized_size: N of the regulariser, if it is not the number of sampled weights (`subset` sets it).
-        gradient: optional, a faster gradient of the mean loss, (weights, batch, precision, split) → pytree;
-            `classification` sets it for networks that have one.
+        gradient: optional, a faster gradient of the loss, (weights, batch, coefficients, precision, split) → pytree;
+            see `gradients.minibatch_gradient`. `classification` sets it for networks that have one.
+        slopes: optional, faster derivatives of the losses along a velocity: (weights, velocity, batch, precision,
+            split) → one number per example.
         gradient_moments: optional, (weights, batch, mask) → sums over examples of the gradient of the loss and of its
             square; without it, gradients of single examples are computed one by one.
 
@@ -51,8 +112,13 @@ class Potential:
     values: Callable[[Weights, Any], Array] | None = None
     check_data: Callable[[Weights, Batch], None] | None = None
     regularized_size: int | None = None
-    gradient: Callable[[Weights, Batch, str | None, bool], Weights] | None = None
+    gradient: Callable[[Weights, Batch, Array | None, str | None, bool], Weights] | None = None
+    slopes: Callable[[Weights, Weights, Batch, str | None, bool], Array] | None = None
     gradient_moments: Callable[[Weights, Batch, Array], tuple[Weights, Weights]] | None = None
+    prior: PriorLike | None = None
+    prior_temperature: float | Array | None = None
+    needs_data: bool = True
+    """Whether the loss depends on the data; see `log_density`."""
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
@@ -66,41 +132,106 @@ class Potential:
                 raise ValueError(f"weight_decay = {value!r} is negative: exp(−U/T) would not be normalisable")
         if self.regularized_size is not None:
             check_integer("regularized_size", self.regularized_size, minimum=1)
+        if self.prior is None:
+            if self.prior_temperature is not None:
+                raise ValueError(f"prior_temperature = {self.prior_temperature!r} has no prior; pass prior= as well")
+            return
+        if self.has_weight_decay:
+            raise ValueError(f"weight_decay = {self.weight_decay!r} and a prior are two priors; pass one of them")
+        kinds = list(self.prior.values()) if isinstance(self.prior, Mapping) else [self.prior]
+        if not kinds or not all(isinstance(k, Prior) or (callable(k) and k is self.prior) for k in kinds):
+            remedy = "pass pl.gaussian(scale), a mapping such as {'*': pl.gaussian(1.0)}, or a function of the weights"
+            raise ValueError(f"prior = {self.prior!r} is not a prior; {remedy}")
+        if self.prior_temperature is not None and not isinstance(self.prior_temperature, jax.Array):
+            check_positive("prior_temperature", self.prior_temperature)
+
+    def at(self, temperature: Array | float) -> Potential:
+        """Return the potential of chains at one temperature; it differs from this one only if the prior is fixed."""
+        if self.prior is None or self.prior_temperature is not None:
+            return self
+        return replace(self, prior_temperature=jnp.asarray(temperature))
+
+    @property
+    def tempered_energy(self) -> str:
+        """Name of the observable E in the factor exp(−E/T): U, or the loss if the prior is fixed."""
+        return "loss" if self.prior is not None and self.prior_temperature is None else "potential"
 
     @property
     def _decays(self) -> list[float]:
         return list(self.weight_decay.values()) if isinstance(self.weight_decay, Mapping) else [self.weight_decay]
 
     @property
-    def has_regularizer(self) -> bool:
+    def has_weight_decay(self) -> bool:
         """Whether any λ is above zero."""
         return any(self._decays)
 
     @property
     def regularizes_every_weight(self) -> bool:
-        """Whether every λ is above zero, so that every weight is regularised."""
-        return all(self._decays)
+        """Whether the curvature of the regulariser is above zero for every weight."""
+        priors = list(self.prior.values()) if isinstance(self.prior, Mapping) else [self.prior]
+        return all(self._decays) or all(isinstance(p, Prior) and p.kind == "gaussian" for p in priors)
 
     def loss(self, weights: Weights, batch: Batch) -> Array:
         """Return the mean loss of a batch, without the regulariser."""
         return jnp.mean(self.per_example_loss(weights, batch))
 
     def regularizer(self, weights: Weights) -> Array:
-        """Return λ/(2N)·|w|², or Σ λ_g/(2N)·|w_g|²."""
+        """Return λ/(2N)·|w|², Σ λ_g/(2N)·|w_g|², or −T0·ln prior(w) without the normalisation."""
+        if self.prior is not None:
+            terms = self.prior_terms(weights)
+            return sum((f * jnp.sum(v**2 if squared else v) for v, f, squared in terms), start=jnp.zeros(()))
         stiffness = self.stiffness(weights)
         if not isinstance(self.weight_decay, Mapping):
             return 0.5 * stiffness * trees.squared_norm(weights)
         return 0.5 * trees.dot(weights, jax.tree.map(lambda w, k: k * w, weights, stiffness))
 
+    def regularizer_terms(self, weights: Weights) -> list[tuple[Array, Array | float, bool]]:
+        """Return (values, factor, squared): the regulariser is the sum of factor·Σ values, or of factor·Σ values²."""
+        if self.prior is not None:
+            return self.prior_terms(weights)
+        stiffness = trees.spread(self.stiffness(weights), weights)
+        leaves = zip(jax.tree.leaves(weights), jax.tree.leaves(stiffness), strict=True)
+        return [(leaf, 0.5 * k, True) for leaf, k in leaves] if self.has_weight_decay else []
+
+    def prior_terms(self, weights: Weights) -> list[tuple[Array, Array | float, bool]]:
+        """Return the terms of −T0·ln prior, as `regularizer_terms`."""
+        if self.prior_temperature is None:
+            remedy = "call potential.at(temperature) or sampler.at(temperature), or pass prior_temperature"
+            raise ValueError(f"U at no temperature: the prior {self.prior!r} is fixed, so U depends on T; {remedy}")
+        scale = self.prior_temperature
+        if not isinstance(self.prior, Prior | Mapping):
+            return [(-jnp.asarray(self.prior(weights)), scale, False)]  # type: ignore[misc]
+        terms = []
+        for (name, leaf), prior in zip(trees.named_leaves(weights), self._priors(weights), strict=True):
+            deviation = prior.deviation(name, leaf)
+            gauss = prior.kind == "gaussian"
+            terms.append((deviation if gauss else jnp.abs(deviation), (0.5 if gauss else 1.0) * scale, gauss))
+        return terms
+
+    def _priors(self, weights: Weights) -> list[Any]:
+        """Return the prior of every tensor."""
+        if isinstance(self.prior, Mapping):
+            return jax.tree.leaves(trees.looked_up(weights, self.prior, "prior"))
+        return [self.prior for _ in jax.tree.leaves(weights)]
+
     def stiffness(self, weights: Weights) -> Any:
-        """Return λ/N, the curvature of the regulariser: one number, or one for every tensor if λ is a mapping."""
+        """Return the curvature of the regulariser, λ/N or T0/scale²: one number, or one for every tensor.
+
+        It is 0 for priors that are not Gaussian.
+        """
+        if self.prior is not None:
+            scale = 0.0 if self.prior_temperature is None else self.prior_temperature
+            priors = self._priors(weights)
+            found = [scale / p.scale**2 if isinstance(p, Prior) and p.kind == "gaussian" else 0.0 for p in priors]
+            return jax.tree.unflatten(jax.tree.structure(weights), found)
         size = self.regularized_size or trees.num_weights(weights)
         if not isinstance(self.weight_decay, Mapping):
             return float(self.weight_decay) / size
-        return jax.tree.map(lambda decay: decay / size, trees.looked_up(weights, self.weight_decay, "weight_decay"))
+        looked_up = trees.looked_up(weights, self.weight_decay, "weight_decay")
+        return jax.tree.map(lambda decay: float(decay) / size, looked_up)
 
     def smallest_stiffness(self, num_weights: int) -> float:
-        """Return the smallest λ/N of any group."""
+        """Return the smallest λ/N of any group; 0 if there is a prior instead."""
         return min(map(float, self._decays)) / (self.regularized_size or num_weights)
 
     def energy(self, weights: Weights, batch: Batch) -> Array:
@@ -109,6 +240,8 @@ class Potential:
 
     def add_regularizer_gradient(self, weights: Weights, loss_gradient: Weights) -> Weights:
         """Return ∇U from the gradient of the mean loss."""
+        if self.prior is not None:
+            return jax.tree.map(jnp.add, loss_gradient, jax.grad(self.regularizer)(weights))
         stiffness = trees.spread(self.stiffness(weights), weights)
         return jax.tree.map(lambda w, g, k: g + k * w, weights, loss_gradient, stiffness)
 
@@ -116,6 +249,8 @@ class Potential:
         """Raise if the loss, the weights and the data do not fit together, before anything is compiled."""
         trees.check_weights(weights)
         self.stiffness(weights)
+        if self.prior is not None:
+            _check_prior(self.at(1.0), weights)
         if self.class_scores is not None:
             _check_label_type(dataset.targets)
         # Two lengths, so that a result of the wrong shape cannot fit by chance.
@@ -145,6 +280,19 @@ def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch
         raise ValueError(f"{name} must return floating-point numbers; it returns {out.dtype}")
 
 
+def _check_prior(potential: Potential, weights: Weights) -> None:
+    try:
+        shapes = [values.shape for values, _, _ in jax.eval_shape(potential.prior_terms, weights)]
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"prior fails on these weights: {type(error).__name__}: {error}") from error
+    if not isinstance(potential.prior, Prior | Mapping) and shapes[0][0] != ():
+        raise ValueError(
+            f"prior must return one number, ln prior(w); it returns shape {shapes[0][0]}: sum over weights"
+        )
+
+
 def _check_label_type(targets: Any) -> None:
     labels = np.asarray(targets)
     if not np.issubdtype(labels.dtype, np.integer):
@@ -166,7 +314,13 @@ def _check_range(what: str, labels: np.ndarray, num_classes: int) -> None:
         raise ValueError(f"{found}; use {what}s 0 … {num_classes - 1}, or a network with more outputs")
 
 
-def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDecay = 0.0) -> Potential:
+def classification(
+    apply: Callable[[Weights, Any], Array],
+    *,
+    weight_decay: WeightDecay = 0.0,
+    prior: PriorLike | None = None,
+    prior_temperature: float | None = None,
+) -> Potential:
     """Return the mean cross-entropy of softmax(apply(weights, inputs)) plus λ/(2N)·|w|² (eq:potential).
 
     The recorded `error` is the share of misclassified examples (eq:errorfunction).
@@ -174,6 +328,8 @@ def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: Weig
     Args:
         apply: maps (weights, inputs) to logits (S, K).
         weight_decay: λ, one for all weights or one per pattern; see `Potential`.
+        prior: a prior instead of λ; see `Potential`.
+        prior_temperature: temperature at which the prior counts as given; see `Potential`.
 
     Example:
         >>> from pseudolangevin import models
@@ -186,7 +342,7 @@ def classification(apply: Callable[[Weights, Any], Array], *, weight_decay: Weig
     def misclassified(weights: Weights, batch: Batch) -> Array:
         return (jnp.argmax(apply(weights, batch[0]), axis=-1) != batch[1]).astype(jnp.float32)
 
-    hooks = _loss_hooks(apply, cross_entropy)
+    hooks = _loss_hooks(apply, cross_entropy) | {"prior": prior, "prior_temperature": prior_temperature}
     return Potential(loss, weight_decay, per_example_error=misclassified, class_scores=apply, **hooks)
 
 
@@ -202,12 +358,20 @@ def _loss_hooks(apply: Callable, output_loss: Callable[[Array, Any], Array]) -> 
     return {} if hooks is None else hooks(output_loss, is_cross_entropy=output_loss is cross_entropy)
 
 
-def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDecay = 0.0) -> Potential:
+def regression(
+    apply: Callable[[Weights, Any], Array],
+    *,
+    weight_decay: WeightDecay = 0.0,
+    prior: PriorLike | None = None,
+    prior_temperature: float | None = None,
+) -> Potential:
     """Return half the squared distance |apply(w, x) − y|²/2, averaged over the examples, plus λ/(2N)·|w|².
 
     Args:
         apply: maps (weights, inputs) to predictions of the targets' shape.
         weight_decay: λ, one for all weights or one per pattern; see `Potential`.
+        prior: a prior instead of λ; see `Potential`.
+        prior_temperature: temperature at which the prior counts as given; see `Potential`.
 
     Example:
         >>> line = regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
@@ -216,7 +380,8 @@ def regression(apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDe
     def loss(weights: Weights, batch: Batch) -> Array:
         return half_squared_distance(apply(weights, batch[0]), batch[1])
 
-    return Potential(loss, weight_decay, values=apply, **_loss_hooks(apply, half_squared_distance))
+    hooks = _loss_hooks(apply, half_squared_distance) | {"prior": prior, "prior_temperature": prior_temperature}
+    return Potential(loss, weight_decay, values=apply, **hooks)
 
 
 def half_squared_distance(predictions: Array, targets: Array) -> Array:
@@ -227,7 +392,12 @@ def half_squared_distance(predictions: Array, targets: Array) -> Array:
 
 
 def next_token(
-    apply: Callable[[Weights, Any], Array], *, weight_decay: WeightDecay = 0.0, padding: int | None = None
+    apply: Callable[[Weights, Any], Array],
+    *,
+    weight_decay: WeightDecay = 0.0,
+    padding: int | None = None,
+    prior: PriorLike | None = None,
+    prior_temperature: float | None = None,
 ) -> Potential:
     """Return the mean cross-entropy of the next token, for sequences, plus λ/(2N)·|w|².
 
@@ -237,6 +407,8 @@ def next_token(
     Args:
         apply: maps (weights, inputs) to logits (S, L, K), one distribution for each of L positions.
         weight_decay: λ, one for all weights or one per pattern; see `Potential`.
+        prior: a prior instead of λ; see `Potential`.
+        prior_temperature: temperature at which the prior counts as given; see `Potential`.
         padding: target value (such as −1) of positions without a token, at the end of short sequences; they count
             neither in the loss nor in the error.
 
@@ -278,7 +450,33 @@ def next_token(
         shape = jax.eval_shape(apply, weights, jax.tree.map(lambda a: a[:1], inputs)).shape
         _check_range("token", tokens[real], shape[-1])
 
-    return Potential(cross_entropy, weight_decay, per_example_error=wrong_tokens, check_data=check_tokens)
+    hooks: dict[str, Any] = {"prior": prior, "prior_temperature": prior_temperature, "check_data": check_tokens}
+    return Potential(cross_entropy, weight_decay, per_example_error=wrong_tokens, **hooks)
+
+
+def log_density(function: Callable[[Weights], Array]) -> Potential:
+    """Return U = −ln of a density of the weights, which has no data, for the samplers with the exact gradient.
+
+    At temperature 1 the density itself is sampled.
+
+    Args:
+        function: maps weights to the logarithm of a density, up to a constant.
+
+    Example:
+        >>> from pseudolangevin import hybrid_monte_carlo
+        >>> normal = log_density(lambda w: -0.5 * jnp.sum(w**2))
+        >>> sampler = hybrid_monte_carlo(normal, num_leapfrog_steps=10, time_step=0.3)
+    """
+    if not callable(function):
+        raise ValueError(f"function = {function!r} is not callable; pass a function from weights to one number")
+
+    def loss(weights: Weights, batch: Batch) -> Array:
+        value = jnp.asarray(function(weights))
+        if value.shape != ():
+            raise ValueError(f"the log-density must be one number; it has shape {value.shape}: sum over weights")
+        return jnp.broadcast_to(-value, batch[1].shape)
+
+    return Potential(loss, needs_data=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,16 +533,24 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
     def on_full(function: Any) -> Any:
         return None if function is None else lambda tensors, batch: function(part.merge(tensors), batch)
 
-    decay = potential.weight_decay
-    if isinstance(decay, Mapping):  # by names, as the patterns may also match frozen tensors
-        decay = {name: trees.first_match(name, decay, "weight_decay") for name, _ in trees.named_leaves(sampled)}
+    def by_name(table: Any, argument: str) -> Any:  # as the patterns may also match frozen tensors
+        if not isinstance(table, Mapping):
+            return table
+        return {name: trees.first_match(name, table, argument) for name, _ in trees.named_leaves(sampled)}
+
+    prior = by_name(potential.prior, "prior")
+    if prior is not None and not isinstance(prior, Prior | Mapping):
+        density = prior
+        prior = lambda tensors: density(part.merge(tensors))  # noqa: E731
     functions = ("per_example_loss", "per_example_error", "class_scores", "values", "check_data")
     restricted = replace(
         potential,
         **{name: on_full(getattr(potential, name)) for name in functions},
-        weight_decay=decay,
+        weight_decay=by_name(potential.weight_decay, "weight_decay"),
+        prior=prior,
         regularized_size=potential.regularized_size or trees.num_weights(weights),
         gradient=None,
+        slopes=None,
         gradient_moments=None,
     )
     return replace(part, potential=restricted)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import _trees as trees
+from ._convolutions import fast_convolutions
 from ._trees import Array, Batch, Key, Weights
 from .data.dataset import Dataset, fold_chunks
-from .gradients import DEFAULT_CHUNK_SIZE
+from .gradients import DEFAULT_CHUNK_SIZE, default_chunk_size
 from .potential import Potential
 
 
@@ -91,6 +92,7 @@ def from_examples(
     """
     zeros = (trees.zeros_like(weights), trees.zeros_like(weights))
     if potential.gradient_moments is None:  # gradients of single examples are held at once: 2²⁴ numbers at most
+        chunk_size = default_chunk_size(None, weights, potential.per_example_loss, dataset)
         chunk_size = max(1, min(chunk_size, 2**24 // trees.num_weights(weights)))
 
     def fold(sums: tuple[Weights, Weights], batch: Batch, mask: Array) -> tuple[Weights, Weights]:
@@ -129,7 +131,8 @@ def gradient_moments(potential: Potential, weights: Weights, batch: Batch, mask:
     def masked(g: Array) -> Array:
         return jnp.where(mask.reshape(-1, *[1] * (g.ndim - 1)), g, 0.0)
 
-    gradients = jax.tree.map(masked, jax.vmap(jax.grad(loss), in_axes=(None, 0))(weights, batch))
+    by_example = fast_convolutions(jax.vmap(jax.grad(loss), in_axes=(None, 0)))
+    gradients = jax.tree.map(masked, by_example(weights, batch))
     return (
         jax.tree.map(lambda g: jnp.sum(g, axis=0), gradients),
         jax.tree.map(lambda g: jnp.sum(g**2, axis=0), gradients),

@@ -71,10 +71,29 @@ def rounded_gradient(network: FeedForward, weights: dict, train: pl.Dataset) -> 
 def test_kernels_give_the_gradient(sizes: tuple[int, ...], output_activation: str, num_examples: int) -> None:
     network = pl.models.feedforward(sizes, output_activation=output_activation)
     potential, weights, train = problem(network, num_examples)
-    gradient = by_kernels(network)(weights, train.batch)
+    gradient = by_kernels(network)(weights, train.batch, jnp.full((num_examples,), 1 / num_examples))
     reference = jax.jit(jax.grad(potential.loss))(weights, train.batch)
     assert relative_error(gradient, rounded_gradient(network, weights, train)) < 1e-4  # the order of sums
     assert relative_error(gradient, reference) < 0.05  # the rounding itself: 8 bits, of few examples
+
+
+def test_coefficients_of_examples_and_slopes_agree_with_automatic_differentiation() -> None:
+    network = pl.models.feedforward((20, 40, 30, 5))
+    potential, weights, train = problem(network, 70)
+    coefficients = jnp.asarray(np.random.default_rng(0).normal(size=70), jnp.float32)
+    velocity = jax.tree.map(jnp.cos, weights)
+
+    def losses(weights: dict) -> jax.Array:
+        return potential.per_example_loss(weights, train.batch)
+
+    reference = jax.grad(lambda w: jnp.sum(coefficients * losses(w)))(weights)
+    assert potential.gradient is not None
+    assert relative_error(potential.gradient(weights, train.batch, coefficients, None, False), reference) < 1e-5
+    assert relative_error(by_kernels(network)(weights, train.batch, coefficients), reference) < 0.1
+    slopes = np.asarray(jax.jvp(losses, (weights,), (velocity,))[1])
+    found = np.asarray(fast.slopes_by_kernel(network, weights, velocity, train.batch, interpret=True))
+    assert np.median(np.abs(found - slopes)) < 0.01 * np.std(slopes)
+    assert np.corrcoef(found, slopes)[0, 1] > 0.995  # a unit near zero may be active in one of them only
 
 
 def test_the_gradient_of_a_chain_does_not_depend_on_other_chains() -> None:
@@ -82,9 +101,10 @@ def test_the_gradient_of_a_chain_does_not_depend_on_other_chains() -> None:
     _, weights, train = problem(network, 70)
     several = jax.tree.map(lambda w: jnp.stack([w, 2 * w, -w]), weights)
     one = by_kernels(network)
-    together = jax.jit(jax.vmap(one, in_axes=(0, None)))(several, train.batch)
+    coefficients = jnp.full((70,), 1 / 70)
+    together = jax.jit(jax.vmap(one, in_axes=(0, None, None)))(several, train.batch, coefficients)
     for chain in range(3):
-        alone = one(jax.tree.map(lambda w, c=chain: w[c], several), train.batch)
+        alone = one(jax.tree.map(lambda w, c=chain: w[c], several), train.batch, coefficients)
         jax.tree.map(lambda a, b, c=chain: np.testing.assert_array_equal(a[c], b), together, alone)
 
 

@@ -2,24 +2,26 @@
 
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import xarray as xr
-from matplotlib.figure import Figure
 
 from pseudolangevin.diagnostics.averages import Average
 from pseudolangevin.paper.results import (
-    Point,
     Reproduction,
     adam_rows,
-    alive,
+    difference,
+    known_average,
     published_averages,
     published_numbers,
     published_value,
     rise,
     row,
 )
+
+RESULTS = [p for p in sorted(Path(__file__).parents[2].glob("paper/results/*.json")) if "certificate" not in p.name]
 
 
 def test_a_row_passes_within_its_tolerance():
@@ -82,21 +84,39 @@ def test_published_averages_of_another_system_are_left_out(settings):
     assert published_averages(None, {}) == []
 
 
-def averages(loss, error=0.01):
-    return {name: Average(loss, error, 10) for name in ("loss", "squared_norm", "error")}
+def test_a_scaled_value_is_the_one_that_is_judged_by():
+    found = row("x", 1.05, published=1.0, scaled=1.04, tolerance=0.02, relative=True)
+    assert found.passed
+    assert (found.published, found.published_scaled) == (1.0, 1.04)
+    assert found.tolerance == pytest.approx(0.0208)
+    assert not row("x", 0.9, published=1.0, tolerance=0.02).passed
+    assert row("x", 0.9, published=1.0, tolerance=0.02, or_lower=True).passed
+    assert not row("x", 1.1, published=1.0, tolerance=0.02, or_lower=True).passed
 
 
-def test_samplers_are_compared_with_the_published_values_and_with_the_first():
-    point = Point(11_160, 3e-5, {"hMC": averages(0.324192, 0.003), "pL": averages(0.34)})
-    rows = {r.quantity: r for r in point.rows("T = 3e-05", 0.03, 0.02)}
-    assert len(rows) == 9
-    assert rows["loss at T = 3e-05, hMC"].passed
-    assert not rows["loss at T = 3e-05, pL"].passed
-    difference = rows["loss at T = 3e-05, pL over hMC, minus one"]
-    assert difference.measured == pytest.approx(0.34 / 0.324192 - 1)
-    assert difference.published == pytest.approx(0.324912 / 0.324192 - 1)
-    assert difference.standard_error == pytest.approx(math.hypot(0.01 / 0.34, 0.003 / 0.324192))
-    assert not difference.passed
+def test_only_a_row_that_fails_has_a_reason():
+    assert row("x", 2.0, tolerance=1.0, reason="too short").reason == "too short"
+    assert row("x", 0.5, tolerance=1.0, reason="too short").reason is None
+    assert "There is no value" in str(row("x", math.nan, reason="too short").reason)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_every_committed_row_that_fails_has_a_reason(path):
+    for line in json.loads(path.read_text())["rows"]:
+        assert line["passed"] or line["reason"].endswith("."), line["quantity"]
+
+
+def test_differences_of_samplers_are_relative():
+    found = difference("loss, pL over hMC", Average(0.34, 0.01, 9), Average(0.324192, 0.003, 9), 0.02)
+    assert found.quantity == "loss, pL over hMC, minus one"
+    assert found.measured == pytest.approx(0.34 / 0.324192 - 1)
+    assert found.standard_error == pytest.approx(math.hypot(0.01 / 0.34, 0.003 / 0.324192))
+    assert not found.passed
+
+
+def test_the_published_potential_is_the_loss_plus_the_regulariser():
+    assert known_average(11_160, "hMC", 3e-6, "potential") == pytest.approx(0.2775, abs=1e-4)
+    assert math.isnan(known_average(11_160, "hMC", 2e-6, "potential"))
 
 
 def test_a_rise_is_that_of_block_means():
@@ -107,43 +127,41 @@ def test_a_rise_is_that_of_block_means():
     assert rise(dip) == pytest.approx(0.01)
 
 
-def trace(test_errors, dead, best_step):
-    errors = np.array(test_errors)
-    classes = np.zeros((*errors.shape, 2), bool)
-    classes[np.array(dead), -1, 1] = True
-    data = {"test_error": (("chain", "draw"), errors), "dead_class": (("chain", "draw", "class"), classes)}
-    data["best_step"] = (("chain", "draw"), np.repeat(np.array(best_step)[:, None], errors.shape[1], axis=1))
-    return xr.Dataset(data, coords={"step": ("draw", 100 * np.arange(1, errors.shape[1] + 1))})
+def training(test_errors, dead, best_step):
+    steps = [100 * (i + 1) for i in range(len(test_errors[0]))]
+    return {"test_error": [test_errors], "dead": [dead], "best_step": [best_step], "step": steps}
 
 
 def test_early_stopping_of_adam_leaves_out_starts_with_a_dead_class():
-    found = trace(
-        [[0.2, 0.19, 0.21], [0.4, 0.4, 0.4], [0.21, 0.2, 0.21]], dead=[False, True, False], best_step=[200] * 3
-    )
-    assert alive(found).sizes["chain"] == 2
+    found = training([[0.2, 0.19, 0.21], [0.4, 0.4, 0.4], [0.21, 0.2, 0.21]], [False, True, False], [200] * 3)
     best, rows = adam_rows(found, {"adam_best_test_error": 0.1958}, 0.006, 0.003)
     assert best.mean == pytest.approx(0.195)
     assert [r.passed for r in rows] == [True, True, True]
     assert rows[2].measured == pytest.approx(0.015)
-    best, rows = adam_rows(trace([[0.2, 0.2, 0.2]], [True], [0]), {}, 0.006, 0.003)
+    best, rows = adam_rows(training([[0.2, 0.2, 0.2]], [True], [0]), {}, 0.006, 0.003)
     assert math.isnan(best.mean)  # the start itself was the best, and has no record
     assert [r.passed for r in rows] == [False, True, False]
 
 
-def test_files_hold_rows_and_provenance(tmp_path):
-    rows = [row("a", 1.0), row("b", math.nan, published=2.0)]
-    record = {"settings": (1, np.float32(2.5)), "unknown": math.inf, "array": np.arange(2), "average": Average(1, 2, 3)}
-    made = Reproduction("name", "smoke", rows, Figure(), record, seed=3, seconds=1.26)
-    made.write(tmp_path)
+def test_files_hold_rows_parts_and_provenance(tmp_path):
+    settings = {"seed": 3, "sizes": (1, np.float32(2.5)), "unknown": math.inf}
+
+    def rows(found, _):
+        return [row("a", found["part"]["average"]["mean"]), row("b", math.nan)]
+
+    figure = SimpleNamespace(SETTINGS={"smoke": settings}, rows=rows)
+    made = Reproduction("name", "smoke", figure, tmp_path)
+    value = {"average": Average(1.0, 2.0, 3), "array": np.arange(2), "unknown": math.nan, "third": 1 / 3}
+    expected = {"average": {"mean": 1.0, "standard_error": 2.0, "effective_samples": 3}, "array": [0, 1]}
+    assert made.measure("part", 1.0, lambda: value) == {**expected, "unknown": None, "third": 0.3333333}
     content = json.loads((tmp_path / "name.json").read_text())
-    assert list(content) == ["name", "scale", "rows", "provenance"]
-    assert list(content["rows"][1]) == ["quantity", "published", "measured", "standard_error", "tolerance", "passed"]
+    names = ["quantity", "published", "published_scaled", "measured", "standard_error", "tolerance", "passed", "reason"]
+    assert list(content["rows"][1]) == names
     assert content["rows"][1]["measured"] is None
     assert content["rows"][1]["passed"] is False
-    assert list(content["provenance"]) == ["device", "versions", "seed", "settings", "seconds"]
-    assert content["provenance"]["settings"]["settings"] == [1, 2.5]
-    assert content["provenance"]["settings"]["unknown"] is None
-    assert content["provenance"]["settings"]["average"]["effective_samples"] == 3
-    assert (tmp_path / "name.png").stat().st_size > 0
+    assert list(content["provenance"]) == ["device", "versions", "seed", "settings", "seconds", "parts_left"]
+    assert content["provenance"]["settings"] == {"seed": 3, "sizes": [1, 2.5], "unknown": None}
     assert not made.passed
     assert "FAILS  b" in str(made)
+    again = Reproduction("name", "smoke", figure, tmp_path)
+    assert again.measure("part", 1.0, lambda: pytest.fail("it is in the file")) == made.found["part"]

@@ -6,7 +6,7 @@ import pytest
 
 from pseudolangevin import _trees as trees
 from pseudolangevin.diagnostics.diffusion import Diffusion
-from pseudolangevin.paper import spins
+from pseudolangevin.paper import speeds, spins
 
 WEIGHT_DECAY = 10.0611
 
@@ -53,12 +53,12 @@ def curve(seconds, displacement, error=0.0):
 
 def test_ratios_are_taken_at_the_shortest_or_at_the_same_interval():
     fast, slow = curve([1.0, 2.0, 4.0], [3.0, 4.0, 4.0], 0.3), curve([2.0, 4.0], [1.0, 2.0], 0.2)
-    found = spins.ratio(fast, slow)
+    found = speeds.ratio(fast, slow)
     assert found.mean == pytest.approx(6.0)
     assert found.standard_error == pytest.approx(6.0 * np.hypot(0.1, 0.2))
-    assert spins.ratio(fast, slow, same_interval=True).mean == pytest.approx(4.0)
+    assert speeds.ratio(fast, slow, same_interval=True).mean == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("other", [None, curve([1.0], [0.0])])
 def test_a_ratio_to_a_chain_that_failed_or_did_not_move_is_unknown(other):
-    assert np.isnan(spins.ratio(curve([1.0], [1.0]), other).mean)
+    assert np.isnan(speeds.ratio(curve([1.0], [1.0]), other).mean)

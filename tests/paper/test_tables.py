@@ -1,5 +1,6 @@
 """Tables of the documentation, made from the committed results."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def test_the_summary_has_a_line_for_every_figure():
     assert len(lines) == 11
     assert "[noise.json](../paper/results/noise.json), NVIDIA H200" in lines[2]
     assert sum("not measured" in line for line in lines) == 7
+    assert lines[2].startswith("| 3a-c ([noise](#noise)) | the mini-batch noise is Gaussian")
+
+
+def test_rows_that_fail_are_listed_with_their_reasons(tmp_path):
+    line = {"quantity": "a", "published": 1.0, "published_scaled": 1.1, "measured": 2.0, "standard_error": None}
+    rows = [line | {"passed": False, "reason": "The chain is short."}, line | {"passed": True, "reason": None}]
+    (tmp_path / "name.json").write_text(json.dumps({"rows": rows}))
+    found = TABLES["failures"](str(tmp_path / "name.json")).splitlines()
+    assert found[2:] == ["| a | 1.1 | 2 | The chain is short. |"]
+    (tmp_path / "name.json").write_text(json.dumps({"rows": rows[1:]}))
+    assert TABLES["failures"](str(tmp_path / "name.json")) == "No row fails.\n"
 
 
 def test_numbers_have_as_many_digits_as_their_errors_allow():

@@ -68,7 +68,7 @@ def test_ratios_are_nominal_after_the_start(small_task, started):
 
 
 def test_momenta_start_as_maxwell_boltzmann(small_task):
-    """⟨p²/M⟩ = T over many chains, each with its own 𝒱 and masses; so is the mean of p·p'/M with mini-batches."""
+    """⟨p²/M⟩ = T over many chains, each with its own 𝒱 and masses."""
     sampler = make(small_task, batch_size=200)
 
     @jax.jit

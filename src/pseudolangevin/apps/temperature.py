@@ -215,7 +215,9 @@ def find_temperature(
         settings = {"num_steps": training_steps, "candidates": 1, "learning_rate": rate, "key": training_key}
         starts = trained_starts(potential, dataset, lambda _: weights, **settings, progress=progress)
         start = jax.tree.map(lambda w: w[0], starts)
-        coldest = 4 * float(potential.regularizer(start)) / num_weights  # |w|² of the prior is N·T over the stiffness
+        # |w|² of the prior is N·T over the stiffness; a prior that is the same at every T bounds none.
+        bounds = potential.tempered_energy == "potential"
+        coldest = 0.0 if not bounds else 4 * float(potential.regularizer(start)) / num_weights
 
         # A step visits S examples, a measurement of the variance 20·S more.
         training_cost = training_steps * min(128, num_examples) + min(10_000, num_examples) + observed

@@ -21,7 +21,7 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 from .. import _trees as trees
-from .. import evidence
+from .. import stein
 from .._checks import check_interval, check_positive
 from .._trees import Weights
 from ..data.dataset import Dataset
@@ -258,9 +258,9 @@ def _directions(group: Subject) -> Measured:
     Directions that are too hot raise the loss by Σ_k (T_k − T)/2. Where variances alone are subtracted, the mean
     temperature is right, so all other directions are colder by Σ_k (T_k/T − 1)/N, and so is |w|².
     """
-    if group.temperature is None or not group.has(*evidence.PROJECTIONS):
+    if group.temperature is None or not group.has(*stein.PROJECTIONS):
         return
-    position, gradient = (group.values(name, referenced=True) for name in evidence.PROJECTIONS)
+    position, gradient = (group.values(name, referenced=True) for name in stein.PROJECTIONS)
     if position.shape[1] < averages.MIN_EFFECTIVE_SAMPLES:
         return
     own = _centred(position, gradient, position * gradient) / group.temperature
@@ -451,12 +451,12 @@ def _of_result(result: Result, allowed: Tolerances, burn_in: float) -> Subject:
     trace = trace.assign_attrs(num_examples=num_examples)
     tests = getattr(result.states, "tests", ())
     if tests:
-        blocks = evidence.blocks(to_host(tests), burn_in)
+        blocks = stein.blocks(to_host(tests), burn_in)
         blocks = blocks.reshape(*trace["status"].shape[:2], *blocks.shape[1:])
     draws = trace["draw"].values + 1
-    slots = evidence.slots(draws, burn_in) if len(draws) else np.zeros(0, int)
+    slots = stein.slots(draws, burn_in) if len(draws) else np.zeros(0, int)
     if "centred_virial_temperature" in trace:
-        names = [name for name in ("centred_virial_temperature", *evidence.PROJECTIONS) if name in trace]
+        names = [name for name in ("centred_virial_temperature", *stein.PROJECTIONS) if name in trace]
         chosen = trace[names].isel(reference=xr.DataArray(np.maximum(slots, 0), dims="draw"))
         chosen = chosen.transpose("temperature", "chain", "draw", ...)
         sizes = [trees.num_weights(layer) for layer in trees.layers(result.weights).values()]
@@ -542,11 +542,11 @@ def _of_samples(
         "loss": losses,
     }
     if len(directions):
-        series |= {name: x @ directions.T for name, x in zip(evidence.PROJECTIONS, (w, g), strict=True)}
+        series |= {name: x @ directions.T for name, x in zip(stein.PROJECTIONS, (w, g), strict=True)}
     given = {name: values[None] for name, values in series.items() if values is not None}
     draws = np.arange(num_draws)
     coords = {"temperature": [temperature], "chain": np.arange(num_chains), "draw": draws, "layer": list(layers)}
-    extra = {"layer_virial_temperature": ("layer",)} | dict.fromkeys(evidence.PROJECTIONS, ("direction",))
+    extra = {"layer_virial_temperature": ("layer",)} | dict.fromkeys(stein.PROJECTIONS, ("direction",))
     dims = {name: ("temperature", "chain", "draw", *extra.get(name, ())) for name in given}
     trace = xr.Dataset({name: (dims[name], values) for name, values in given.items()}, coords)
     trace = trace.assign_coords(step=("draw", draws + 1), referenced=("draw", draws >= first))

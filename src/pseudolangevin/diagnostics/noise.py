@@ -68,6 +68,7 @@ def _subset(components: np.ndarray, size: int, key: Key) -> np.ndarray:
 @partial(jax.jit, static_argnums=4)
 def _deviations(sampler: Any, key: Key, weights: Weights, components: Array, num_draws: int) -> Array:
     """Return ∇U^(b) − ∇U, axes (draw, component)."""
+    sampler = sampler.at(1.0)  # the regulariser is in both
     exact = trees.ravel(exact_sums(sampler.potential, weights, sampler.dataset, None).gradient)
 
     def deviation(index: Array) -> Array:
@@ -175,6 +176,7 @@ def consecutive_noise(
 @partial(jax.jit, static_argnums=3)
 def _noise_of_steps(sampler: Any, state: Any, components: Array, num_steps: int) -> tuple[Array, Array]:
     """Return ∇U^(b) − ∇U and the white noise ξ of every step."""
+    sampler = sampler.at(state.temperature)
 
     def step(state: Any, _: None) -> tuple[Any, tuple[Array, Array]]:
         batch = sampler.draw(state)

@@ -45,25 +45,40 @@ class FeedForward:
         return len(self.sizes) - 1
 
     def loss_hooks(self, output_loss: Callable[[Array, Any], Array], *, is_cross_entropy: bool) -> dict[str, Any]:
-        """Return faster versions of a potential's `gradient` and `gradient_moments` for this network.
+        """Return faster versions of a potential's `gradient`, `slopes` and `gradient_moments` for this network.
 
         Args:
             output_loss: maps (outputs, targets) of S examples to S losses.
             is_cross_entropy: whether `output_loss` is the cross-entropy of integer labels.
         """
 
-        def mean_loss(weights: Weights, batch: Batch) -> Array:
-            return jnp.mean(output_loss(self.apply(weights, batch[0]), batch[1]))
+        def total_loss(weights: Weights, batch: Batch, coefficients: Array) -> Array:
+            return jnp.sum(coefficients * output_loss(self.apply(weights, batch[0]), batch[1]))
 
-        def gradient(weights: Weights, batch: Batch, precision: str | None, split: bool) -> Weights:
-            def plain(weights: Weights, batch: Batch) -> Weights:
+        def gradient(
+            weights: Weights, batch: Batch, coefficients: Array | None, precision: str | None, split: bool
+        ) -> Weights:
+            def plain(weights: Weights, batch: Batch, coefficients: Array) -> Weights:
                 with jax.default_matmul_precision(precision):
-                    return jax.grad(mean_loss)(weights, batch)
+                    return jax.grad(total_loss)(weights, batch, coefficients)
 
-            return fast.cross_entropy_gradient(self, plain, weights, batch, precision, split)
+            if coefficients is None:
+                num = batch[1].shape[0]
+                coefficients = jnp.full((num,), 1 / num, weights["layer1"]["kernel"].dtype)
+            return fast.cross_entropy_gradient(self, plain, weights, batch, coefficients, precision, split)
 
-        moments = partial(fast.layer_moments, self, output_loss)
-        return {"gradient_moments": moments} | ({"gradient": gradient} if is_cross_entropy else {})
+        def slopes(weights: Weights, velocity: Weights, batch: Batch, precision: str | None, split: bool) -> Array:
+            def plain(weights: Weights, velocity: Weights, batch: Batch) -> Array:
+                def losses(weights: Weights) -> Array:
+                    return output_loss(self.apply(weights, batch[0]), batch[1])
+
+                with jax.default_matmul_precision(precision):
+                    return jax.jvp(losses, (weights,), (velocity,))[1]
+
+            return fast.cross_entropy_slopes(self, plain, weights, velocity, batch, precision, split)
+
+        moments = {"gradient_moments": partial(fast.layer_moments, self, output_loss)}
+        return moments | ({"gradient": gradient, "slopes": slopes} if is_cross_entropy else {})
 
     def trace(
         self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None

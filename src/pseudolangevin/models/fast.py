@@ -46,30 +46,52 @@ DENSE_CHUNK = 1024  # examples; 2 MiB for a layer of 500 units, the second-level
 
 def cross_entropy_gradient(
     network: FeedForward,
-    plain: Callable[[Weights, Batch], Weights],
+    plain: Callable[[Weights, Batch, Array], Weights],
     weights: Weights,
     batch: Batch,
+    coefficients: Array,
     precision: str | None,
     split: bool,
 ) -> Weights:
-    """Return the gradient of the mean cross-entropy of a batch by the fastest way that the device has.
+    """Return the gradient of Σ_i c_i·(cross-entropy of example i) by the fastest way that the device has.
 
     Args:
         network: the feed-forward network.
         plain: computes the same gradient by `jax.grad`.
         weights: weights of one chain.
         batch: inputs and labels.
+        coefficients: c_i of every example.
         precision: precision of the matrix products; None is the device's fastest.
         split: whether chains, data or weights are split over several devices; then XLA splits the plain gradient.
     """
-    inputs = batch[0]
-    single = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
-    if split or not single or not isinstance(inputs, jax.Array) or inputs.ndim != 2:
-        return plain(weights, batch)
+    if split or not _is_plain_batch(weights, batch):
+        return plain(weights, batch, coefficients)
     ways = {"cpu": _dense_gradient(network)}
-    if kernels_apply(network, inputs, precision):
+    if kernels_apply(network, batch[0], precision):
         ways["cuda"] = _by_kernels(network)
-    return lax.platform_dependent(weights, batch, default=plain, **ways)
+    return lax.platform_dependent(weights, batch, coefficients, default=plain, **ways)
+
+
+def cross_entropy_slopes(
+    network: FeedForward,
+    plain: Callable[[Weights, Weights, Batch], Array],
+    weights: Weights,
+    velocity: Weights,
+    batch: Batch,
+    precision: str | None,
+    split: bool,
+) -> Array:
+    """Return the derivative of the cross-entropy of each example along a velocity, by a kernel where there is one."""
+    if split or not _is_plain_batch(weights, batch) or not kernels_apply(network, batch[0], precision):
+        return plain(weights, velocity, batch)
+    ways = {"cuda": partial(slopes_by_kernel, network)}
+    return lax.platform_dependent(weights, velocity, batch, default=plain, **ways)
+
+
+def _is_plain_batch(weights: Weights, batch: Batch) -> bool:
+    """Return whether weights are in single precision and inputs are one matrix."""
+    single = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
+    return single and isinstance(batch[0], jax.Array) and batch[0].ndim == 2
 
 
 def layer_moments(
@@ -118,17 +140,18 @@ def kernels_apply(network: FeedForward, inputs: Array, precision: str | None) ->
 
 
 def _by_kernels(network: FeedForward) -> Any:
-    """Return the gradient as a function of (weights, batch), with different block sizes for one chain and for many."""
+    """Return the gradient as a function of (weights, batch, coefficients); block sizes depend on the chains."""
 
     @custom_batching.custom_vmap
-    def one(weights: Weights, batch: Batch) -> Weights:
-        return by_kernels(network, weights, batch, blocks_for(network, batch[1].shape[0], 1))
+    def one(weights: Weights, batch: Batch, coefficients: Array) -> Weights:
+        return by_kernels(network, weights, batch, coefficients, blocks_for(network, batch[1].shape[0], 1))
 
     @one.def_vmap
-    def many(num_chains: int, batched: Any, weights: Weights, batch: Batch) -> tuple[Weights, Any]:
+    def many(num_chains: int, batched: Any, *arguments: Any) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
-        gradient = partial(by_kernels, network, blocks=blocks_for(network, batch[1].shape[-1], num_chains))
-        return jax.vmap(gradient, in_axes=tuple(axes))(weights, batch), jax.tree.map(lambda _: True, batched[0])
+        batch_size = arguments[2].shape[-1]
+        gradient = partial(by_kernels, network, blocks=blocks_for(network, batch_size, num_chains))
+        return jax.vmap(gradient, in_axes=tuple(axes))(*arguments), jax.tree.map(lambda _: True, batched[0])
 
     return one
 
@@ -150,19 +173,21 @@ def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks
 
 
 def by_kernels(
-    network: FeedForward, weights: Weights, batch: Batch, blocks: Blocks, *, interpret: bool = False
+    network: FeedForward,
+    weights: Weights,
+    batch: Batch,
+    coefficients: Array,
+    blocks: Blocks,
+    *,
+    interpret: bool = False,
 ) -> Weights:
     """Pad, call the kernels, add the parts, and remove the padding."""
-    inputs, labels = batch
-    batch_size, num_in = inputs.shape
-    _, num_hidden, narrow, num_classes = network.sizes
-    missing = -batch_size % math.lcm(blocks.rows, blocks.back_rows)
-    padded = num_hidden + -num_hidden % math.lcm(blocks.hidden, blocks.back_hidden)
-    columns = jnp.concatenate([inputs.astype(jnp.bfloat16), jnp.ones((batch_size, 1), jnp.bfloat16)], axis=1)
-    columns = jnp.pad(columns, ((0, missing), (0, NARROW - num_in - 1)))
-    labels = jnp.pad(labels.astype(jnp.int32), (0, missing))
-    packed = pack(weights, padded)
-    dz, end = _forward(network, packed, columns, labels, batch_size, blocks, interpret)
+    num_in, num_hidden, narrow, num_classes = network.sizes
+    missing = -batch[1].shape[0] % math.lcm(blocks.rows, blocks.back_rows)
+    columns, labels = _padded_batch(batch, missing)
+    coefficients = jnp.pad(coefficients.astype(jnp.float32), (0, missing))
+    packed = pack(weights, _padded_width(num_hidden, blocks))
+    dz, end = _forward(network, packed, columns, labels, coefficients, blocks, interpret)
     first, second = (jnp.sum(parts, axis=0) for parts in _backward(packed, columns, dz, blocks, interpret))
     end = jnp.sum(end, axis=0)
     return {
@@ -170,6 +195,18 @@ def by_kernels(
         "layer2": {"kernel": second[:num_hidden, :narrow], "bias": end[CLASSES, :narrow]},
         "layer3": {"kernel": end[:num_classes, :narrow].T, "bias": end[CLASSES + 1, :num_classes]},
     }
+
+
+def _padded_batch(batch: Batch, missing: int) -> Batch:
+    """Return inputs as bfloat16, with a column of ones and then zeros, and labels, with `missing` more rows."""
+    columns = jnp.pad(batch[0].astype(jnp.bfloat16), ((0, 0), (0, 1)), constant_values=1)
+    columns = jnp.pad(columns, ((0, missing), (0, NARROW - columns.shape[1])))
+    return columns, jnp.pad(batch[1].astype(jnp.int32), (0, missing))
+
+
+def _padded_width(num_hidden: int, blocks: Blocks) -> int:
+    """Return the width of the first hidden layer in the kernels."""
+    return num_hidden + -num_hidden % math.lcm(blocks.hidden, blocks.back_hidden)
 
 
 class Packed(NamedTuple):
@@ -215,13 +252,19 @@ class Blocks:
 
 
 def _forward(
-    network: FeedForward, packed: Packed, inputs: Array, labels: Array, batch_size: int, blocks: Blocks, interpret: bool
+    network: FeedForward,
+    packed: Packed,
+    inputs: Array,
+    labels: Array,
+    coefficients: Array,
+    blocks: Blocks,
+    interpret: bool,
 ) -> list[Array]:
     """Return ∂z, (rows, NARROW), and for every tile a part of the gradient of the end of the network.
 
     That part is ∂W3ᵀ, ∂b2 and ∂b3 as one matrix, (CLASSES + 2, NARROW), whose last row holds one number per class.
-    `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,). Rows beyond
-    `batch_size` are ignored; the number of rows is a multiple of both tile heights.
+    `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,), `coefficients` float32
+    (rows,), zero for padding; the number of rows is a multiple of both tile heights.
     """
     from jax.experimental import pallas as pl  # noqa: PLC0415  slow to import, and needed on a GPU only
     from jax.experimental.pallas import triton  # noqa: PLC0415
@@ -231,9 +274,8 @@ def _forward(
     dot = triton.dot
 
     def forward(*refs: Any) -> None:
-        x_ref, label_ref, first_ref, second_ref, bias_ref, dz_ref, end_ref = refs
-        start = pl.program_id(0) * blocks.rows
-        rows = pl.ds(start, blocks.rows)
+        x_ref, label_ref, scale_ref, first_ref, second_ref, bias_ref, dz_ref, end_ref = refs
+        rows = pl.ds(pl.program_id(0) * blocks.rows, blocks.rows)
         x = x_ref[rows, :]
         third = second_ref[pl.ds(num_hidden, CLASSES), :]
 
@@ -252,10 +294,9 @@ def _forward(
         logits = jnp.where(label < network.sizes[-1], logits, -jnp.inf)
         shifted = jnp.exp(logits - jnp.max(logits, axis=1)[:, None])
         probabilities = shifted / jnp.sum(shifted, axis=1)[:, None]
-        error = (probabilities - jnp.where(label == label_ref[rows][:, None], 1.0, 0.0)) / batch_size
+        error = probabilities - jnp.where(label == label_ref[rows][:, None], 1.0, 0.0)
+        error = error * scale_ref[rows][:, None]
         error = jnp.where(scores > 0, error, 0.0) if has_relu else error
-        row = start + lax.broadcasted_iota(jnp.int32, (blocks.rows, CLASSES), 0)
-        error = jnp.where(row < batch_size, error, 0.0)
         rounded = error.astype(jnp.bfloat16)
         dz = jnp.where(z > 0, dot(rounded, third), 0.0)
         dz_ref[rows, :] = dz.astype(jnp.bfloat16)
@@ -275,7 +316,69 @@ def _forward(
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name="forward",
-    )(inputs, labels, *packed)
+    )(inputs, labels, coefficients, *packed)
+
+
+def slopes_by_kernel(
+    network: FeedForward, weights: Weights, velocity: Weights, batch: Batch, *, interpret: bool = False
+) -> Array:
+    """Return the derivative of the cross-entropy of each example along a velocity, in one kernel.
+
+    The kernel propagates activations and their derivatives together, a tile of examples at a time:
+    h_c = max(0, x·W1_c), ∂h_c = x·V1_c where h_c > 0, ∂z = Σ_c (∂h_c·W2_c + h_c·V2_c), and so on to the loss.
+    """
+    from jax.experimental import pallas as pl  # noqa: PLC0415
+    from jax.experimental.pallas import triton  # noqa: PLC0415
+
+    batch_size = batch[1].shape[0]
+    num_hidden, num_classes = network.sizes[1], network.sizes[-1]
+    rows = 64 if batch_size > 4096 else 16
+    blocks = blocks_for(network, batch_size, 1)
+    padded = _padded_width(num_hidden, blocks)
+    chunk = min(64, padded)
+    columns, labels = _padded_batch(batch, -batch_size % rows)
+    has_relu, dot = network.output_activation == "relu", triton.dot
+
+    def kernel(*refs: Any) -> None:
+        x_ref, label_ref, first_ref, second_ref, bias_ref, first_v_ref, second_v_ref, bias_v_ref, slope_ref = refs
+        tile = pl.ds(pl.program_id(0) * rows, rows)
+        x = x_ref[tile, :]
+
+        def add(j: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            units = pl.ds(j * chunk, chunk)
+            h = jnp.maximum(dot(x, first_ref[:, units]), 0.0)
+            dh = jnp.where(h > 0, dot(x, first_v_ref[:, units]), 0.0).astype(jnp.bfloat16)
+            h, second = h.astype(jnp.bfloat16), second_ref[units, :]
+            return sums[0] + dot(h, second), sums[1] + dot(dh, second) + dot(h, second_v_ref[units, :])
+
+        zeros = jnp.zeros((rows, NARROW), jnp.float32)
+        z, dz = lax.fori_loop(0, padded // chunk, add, (zeros, zeros))
+        z, dz = (v + ref[pl.ds(0, NARROW)][None, :] for v, ref in ((z, bias_ref), (dz, bias_v_ref)))
+        a, da = jnp.maximum(z, 0.0).astype(jnp.bfloat16), jnp.where(z > 0, dz, 0.0).astype(jnp.bfloat16)
+        third, third_velocity = (ref[pl.ds(padded, CLASSES), :] for ref in (second_ref, second_v_ref))
+        scores = dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
+        along = dot(da, third, trans_b=True) + dot(a, third_velocity, trans_b=True)
+        along = along + bias_v_ref[pl.ds(NARROW, CLASSES)][None, :]
+        along = jnp.where(scores > 0, along, 0.0) if has_relu else along
+        logits = jnp.maximum(scores, 0.0) if has_relu else scores
+        label = lax.broadcasted_iota(jnp.int32, (rows, CLASSES), 1)
+        logits = jnp.where(label < num_classes, logits, -jnp.inf)
+        shifted = jnp.exp(logits - jnp.max(logits, axis=1)[:, None])
+        error = shifted / jnp.sum(shifted, axis=1)[:, None]
+        error = error - jnp.where(label == label_ref[tile][:, None], 1.0, 0.0)
+        slope_ref[tile] = jnp.sum(error * along, axis=1)
+
+    num_rows = columns.shape[0]
+    found = pl.pallas_call(
+        kernel,
+        grid=(num_rows // rows,),
+        out_shape=jax.ShapeDtypeStruct((num_rows,), jnp.float32),
+        out_specs=pl.BlockSpec((num_rows,), lambda i: (0,)),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="slopes",
+    )(columns, labels, *pack(weights, padded), *pack(velocity, padded))
+    return found[:batch_size]
 
 
 def _backward(packed: Packed, inputs: Array, dz: Array, blocks: Blocks, interpret: bool) -> list[Array]:
@@ -322,24 +425,24 @@ def _backward(packed: Packed, inputs: Array, dz: Array, blocks: Blocks, interpre
 
 
 def _dense_gradient(network: FeedForward) -> Any:
-    """Return the gradient of the mean cross-entropy as a function of (weights, batch).
+    """Return the gradient of Σ_i c_i·(cross-entropy of example i) as a function of (weights, batch, coefficients).
 
     Mapped over chains, small batches share every product; large ones are processed one after another.
     """
 
     @custom_batching.custom_vmap
-    def one(weights: Weights, batch: Batch) -> Weights:
-        return _chunked_gradient(network, weights, batch)
+    def one(weights: Weights, batch: Batch, coefficients: Array) -> Weights:
+        return _chunked_gradient(network, weights, batch, coefficients)
 
     @one.def_vmap
-    def many(num_chains: int, batched: Any, weights: Weights, batch: Batch) -> tuple[Weights, Any]:
+    def many(num_chains: int, batched: Any, *arguments: Any) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
-        if num_chains > 1 and batch[1].shape[-1] <= DENSE_CHUNK:
-            found = jax.vmap(partial(_chunked_gradient, network), in_axes=tuple(axes))(weights, batch)
+        if num_chains > 1 and arguments[2].shape[-1] <= DENSE_CHUNK:
+            found = jax.vmap(partial(_chunked_gradient, network), in_axes=tuple(axes))(*arguments)
         else:
             each = jax.tree.map(
                 lambda a, has_axis: a if has_axis else jnp.broadcast_to(a, (num_chains, *a.shape)),
-                (weights, batch),
+                arguments,
                 tuple(batched),
             )
             found = lax.map(lambda chain: one(*chain), each)
@@ -348,25 +451,25 @@ def _dense_gradient(network: FeedForward) -> Any:
     return one
 
 
-def _chunked_gradient(network: FeedForward, weights: Weights, batch: Batch) -> Weights:
-    inputs, labels = batch
-    num_examples = labels.shape[0]
+def _chunked_gradient(network: FeedForward, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
+    rows = (*batch, coefficients)
+    num_examples = coefficients.shape[0]
     num_chunks = -(-num_examples // DENSE_CHUNK)
     size = num_examples // num_chunks
     if num_chunks == 1:
-        return _sum_gradient(network, weights, inputs, labels, 1 / num_examples)
+        return _sum_gradient(network, weights, *rows)
 
-    def add(total: Weights, chunk: Batch) -> tuple[Weights, None]:
-        return jax.tree.map(jnp.add, total, _sum_gradient(network, weights, *chunk, 1 / num_examples)), None
+    def add(total: Weights, chunk: tuple[Array, ...]) -> tuple[Weights, None]:
+        return jax.tree.map(jnp.add, total, _sum_gradient(network, weights, *chunk)), None
 
-    whole = size * num_chunks
-    chunks = inputs[:whole].reshape(num_chunks, size, -1), labels[:whole].reshape(num_chunks, size)
+    used = size * num_chunks
+    chunks = tuple(array[:used].reshape(num_chunks, size, *array.shape[1:]) for array in rows)
     total = lax.scan(add, jax.tree.map(jnp.zeros_like, weights), chunks)[0]
-    return total if whole == num_examples else add(total, (inputs[whole:], labels[whole:]))[0]
+    return total if used == num_examples else add(total, tuple(array[used:] for array in rows))[0]
 
 
-def _sum_gradient(network: FeedForward, weights: Weights, inputs: Array, labels: Array, scale: float) -> Weights:
-    """Return the gradient of the sum of the cross-entropies times `scale`."""
+def _sum_gradient(network: FeedForward, weights: Weights, inputs: Array, labels: Array, coefficients: Array) -> Weights:
+    """Return the gradient of the sum of the cross-entropies with these coefficients."""
     layers = [weights[f"layer{index}"] for index in range(1, network.depth + 1)]
     dtype = layers[0]["kernel"].dtype
     inputs = inputs.astype(dtype)
@@ -379,7 +482,7 @@ def _sum_gradient(network: FeedForward, weights: Weights, inputs: Array, labels:
     logits = jnp.maximum(scores, 0) if has_relu else scores
     exponentials = jnp.exp(logits - jnp.max(logits, axis=0))
     is_label = jnp.arange(network.sizes[-1])[:, None] == labels
-    error = exponentials * (scale / jnp.sum(exponentials, axis=0)) - jnp.where(is_label, scale, 0).astype(dtype)
+    error = exponentials * (coefficients / jnp.sum(exponentials, axis=0)) - jnp.where(is_label, coefficients, 0)
     error = jnp.where(scores > 0, error, 0) if has_relu else error
     ones = jnp.ones(labels.shape, dtype)
     found = {}

@@ -1,16 +1,18 @@
-"""Reproductions of the paper's figures and tables, one module each.
+"""Reproductions of the paper's figures and tables.
 
-A module has SETTINGS by scale and `reproduce(settings, out)`, which yields the rows, the picture and the record of all
-that was measured so far after each of its parts. To add a reproduction, write its module, add a line to MODULES, and
-put the published numbers into published.json.
+A module, or an object in it, has SETTINGS by scale and three functions: `measure(settings, parts, out)` measures the
+parts with `parts.measure`; `rows(found, settings)` and `draw(found, settings)` make the rows and the picture from the
+values of the parts, which are plain numbers and lists from NAME.json. To add a reproduction, write its module, add a
+line to MODULES, and put the published numbers into published.json.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from .._checks import check_choice
 from .results import Reproduction
@@ -18,36 +20,39 @@ from .results import Reproduction
 MODULES = {
     "noise": "noise",
     "thermodynamics": "thermodynamics",
-    "performance": "performance",
-    "variants": "variants",
-    "batch-size": "batch_size",
+    "performance": "speeds.PERFORMANCE",
+    "variants": "speeds.VARIANTS",
+    "batch-size": "speeds.BATCH_SIZE",
     "prediction-vs-size": "prediction_vs_size",
-    "suboptimal": "suboptimal",
+    "suboptimal": "speeds.SUBOPTIMAL",
     "generalization": "generalization",
     "fashion": "fashion",
 }
 
 
-def reproduce(names: str | Sequence[str], scale: str, out: Path) -> int:
+def reproduce(names: str | Sequence[str], scale: str, out: Path, max_seconds: float | None = None) -> int:
     """Run reproductions one after the other, write NAME.json and NAME.png to `out`, and print the rows.
 
-    The scale is "smoke" (minutes on two CPU cores) or "paper" (the published size, on a GPU). Trained starts and the
-    last weights of long chains are kept in `out` for later reproductions. The result is 0 if every row passes, else 1.
+    The scale is "smoke" (minutes on two CPU cores) or "paper" (the published size, on a GPU). Every part is written to
+    NAME.json when it is measured, and a part in that file is not measured again. A part that would exceed `max_seconds`
+    in all is left for the next call; with zero seconds, rows and pictures are made again from the files. Trained starts
+    and the last weights of long chains are kept in `out` for later reproductions. The result is 0 if every row passes,
+    1 if one fails, and 130 if parts are left.
     """
     chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
         check_choice("name", name, tuple(MODULES))
     check_choice("scale", scale, ("smoke", "paper"))
     out.mkdir(parents=True, exist_ok=True)
-    passed = True
+    remaining, failed, left = math.inf if max_seconds is None else max_seconds, False, False
     for name in chosen:
-        module = import_module(f".{MODULES[name]}", __package__)
-        settings, started = module.SETTINGS[scale], time.perf_counter()
-        seed = settings["seed"] if isinstance(settings, dict) else settings[0].seed
-        for rows, figure, record in module.reproduce(settings, out):
-            seconds = time.perf_counter() - started
-            result = Reproduction(name, scale, rows, figure, record, seed, seconds)
-            result.write(out)  # the next part may take long
-        print(f"{result}\n{out / name}.json, {out / name}.png ({result.seconds:.0f} s)", flush=True)
-        passed &= result.passed
-    return 0 if passed else 1
+        path, _, attribute = MODULES[name].partition(".")
+        module: Any = import_module(f".{path}", __package__)
+        module = getattr(module, attribute) if attribute else module
+        made = Reproduction(name, scale, module, out, remaining)
+        module.measure(module.SETTINGS[scale], made, out)
+        made.write()
+        made.draw()
+        print(f"{made}\n{out / name}.json, {out / name}.png ({made.seconds:.0f} s)", flush=True)
+        remaining, failed, left = made.remaining, failed or not made.passed, left or bool(made.left)
+    return 130 if left else int(failed)

@@ -7,7 +7,8 @@ mini-batches, so the share of tests scatters by 0.016 between measurements; 20 o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 
 from .. import pseudo_langevin
 from ..diagnostics import NoiseStudy, noise_study
-from .results import COLORS, Row, Stage, published_numbers, row, scatter
+from .results import COLORS, Row, numbers, published_numbers, row, scatter
 from .spins import adam_starts, spin_task
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,54 +28,60 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "starts": {"num_starts": 3, "epochs": 5_000, "seed": 0},
         "sampler": {"batch_size": 558, "temperature_ratio": 0.03},
         "study": {"temperature": 1e-6, "num_steps": 30_000, "measure_every": 2_500, "num_draws": 250},
-        "seed": 0,
+        **{"seconds": 40, "seed": 0},
     },
     "smoke": {
         "hidden_units": 10,
         "starts": {"num_starts": 1, "epochs": 60, "seed": 0},
         "sampler": {"batch_size": 1_560, "temperature_ratio": 0.03, "refresh_every": 80, "max_refresh_interval": 80},
         "study": {"temperature": 1e-5, "num_steps": 4_000, "measure_every": 200, "num_draws": 250},
-        "seed": 0,
+        **{"seconds": 60, "seed": 0},
     },
 }
 
 
-def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
-    """Run short chains and measure their noise at regular times."""
-    task = spin_task(settings["hidden_units"])
-    starts = adam_starts(task, out, **settings["starts"])
-    sampler = pseudo_langevin(task.potential, task.train, **settings["sampler"])
-    studies = []
+def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
+    """Run short chains and measure their noise at regular times, one part for each start."""
+
+    def study(index: int) -> NoiseStudy:
+        task = spin_task(settings["hidden_units"])
+        starts = adam_starts(task, out, **settings["starts"])
+        sampler = pseudo_langevin(task.potential, task.train, **settings["sampler"])
+        start = jax.tree.map(lambda w: w[0, index], starts)
+        return noise_study(sampler, start, key=settings["seed"] + index, **settings["study"])
+
     for index in range(settings["starts"]["num_starts"]):
-        start = jax.tree.map(lambda w, i=index: w[0, i], starts)
-        studies.append(noise_study(sampler, start, key=settings["seed"] + index, **settings["study"]))
-    silent = [int(study.num_silent[-1]) for study in studies]
-    record = {**settings, "num_weights": task.num_weights, "components_without_noise": silent}
-    yield rows_of(studies, task.num_weights), draw(studies[0]), record
+        parts.measure(f"start {index}", settings["seconds"], partial(study, index))
 
 
-def rows_of(studies: list[NoiseStudy], num_weights: int) -> list[Row]:
+def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     """Return the rows on normality, correlations and memory; errors come from the scatter between measurements."""
-    numbers = published_numbers()["noise"]
-    known = numbers if numbers["num_weights"] == num_weights else {}
+    studies, table = _studies(found), published_numbers()["noise"]
+    same = 201 * settings["hidden_units"] + 1_110 == table["num_weights"]
+    known = table if same else {}
     spreads = np.concatenate([study.correlation_std for study in studies])
     memory = np.concatenate([study.autocorrelation for study in studies])
     share = np.concatenate([study.ks_fraction for study in studies])
     published = known.get("fraction_of_ks_p_values_above_0.05")
     # Gaussian noise of the right variance has a share between 0.93 and 0.96.
-    rows = [row("share of KS tests with p > 0.05", scatter(share), published=published, tolerance=0.015, target=0.945)]
+    made = [row("share of KS tests with p > 0.05", scatter(share), published=published, tolerance=0.015, target=0.945)]
     for index, kind in enumerate(("minibatch", "white", "total")):
         tolerance, published = 0.25 if kind == "minibatch" else 0.03, known.get(f"correlation_std_{kind}_noise")
         quantity, value = f"standard deviation of the correlations, {kind} noise", scatter(spreads[:, index])
-        rows.append(row(quantity, value, published=published, tolerance=tolerance, relative=True))
+        made.append(row(quantity, value, published=published, tolerance=tolerance, relative=True))
         after_one = memory[:, index, 1] / memory[:, index, 0]
-        rows.append(row(f"autocorrelation after one step, {kind} noise", scatter(after_one), tolerance=0.03))
+        made.append(row(f"autocorrelation after one step, {kind} noise", scatter(after_one), tolerance=0.03))
     excess = spreads[:, 2] / spreads[:, 1] - 1
-    return [*rows, row("correlations of total over white noise, minus one", scatter(excess), tolerance=0.02)]
+    return [*made, row("correlations of total over white noise, minus one", scatter(excess), tolerance=0.02)]
 
 
-def draw(study: NoiseStudy) -> Figure:
-    """Draw distributions, correlations and autocorrelations along one run."""
+def _studies(found: Mapping[str, Any]) -> list[NoiseStudy]:
+    return [NoiseStudy(**{name: numbers(value) for name, value in study.items()}) for study in found.values()]
+
+
+def draw(found: Mapping[str, Any], _: Mapping[str, Any]) -> Figure:
+    """Draw distributions, correlations and autocorrelations along the first run."""
+    study = _studies(found)[0]
     figure = Figure(figsize=(11, 7), layout="constrained")
     grid = figure.add_gridspec(3, 3)
     noise, correlations = (figure.add_subplot(grid[:, column]) for column in (0, 1))
@@ -102,5 +109,5 @@ def _waterfall(axes: Axes, study: NoiseStudy, edges: np.ndarray, densities: np.n
             axes.plot(centers, height * index + density, color=color, lw=1)
         new = index == 0 or study.last_refresh[index] != study.last_refresh[index - 1]
         axes.axhline(height * index, color="0.4" if new else "0.85", lw=0.7, ls="--" if new else "-")
-        axes.text(edges[0], height * index, f" t = {step:,}", fontsize=7, va="bottom")
+        axes.text(edges[0], height * index, f" t = {step:,.0f}", fontsize=7, va="bottom")
     axes.set(yticks=[], xlim=(edges[0], edges[-1]), xlabel="dashes: new gradient variance")

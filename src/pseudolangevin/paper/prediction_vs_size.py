@@ -1,87 +1,121 @@
-"""Fig. A.3: averages at one temperature against the size of the network, from hybrid Monte Carlo and pseudo-Langevin.
+"""Fig. A.3: averages at one temperature against the size of the network, from three samplers.
 
-Pseudo-Langevin equilibrates first; hybrid Monte Carlo continues from its last weights, with its masses. At the largest
-size hybrid Monte Carlo makes few moves, so agreement there means that it stays at the weights it was given.
+All start near equilibrium. Hybrid Monte Carlo has the masses of balanced Langevin. At the largest size it makes few
+moves, so agreement there means that it stays at the weights it was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
 
-from .. import hybrid_monte_carlo, pseudo_langevin
-from .results import Point, Row, Stage, draw_points
-from .spins import Chains, adam_starts, averages_of, chains, keep_end, prior_start, spin_task, summary
+from .. import balanced_langevin, hybrid_monte_carlo, pseudo_langevin
+from .results import COLORS, LABELS, Row, difference, draw_legend, known_average, read_average, row
+from .spins import Chains, chains, described, near_equilibrium, spin_task
 
 
 class Size(NamedTuple):
     """Settings of one network."""
 
     hidden_units: int
-    epochs: int  # epochs of Adam before sampling; 0 starts from the prior at 0.3 times the temperature
-    num_chains: int
+    equilibration_seconds: float
     langevin: Chains
+    balanced: Chains
     hybrid: Chains
 
+    @property
+    def num_weights(self) -> int:
+        """Number of weights, N."""
+        return 201 * self.hidden_units + 1_110
 
-def _moves(seconds: float, num_leapfrog_steps: int, time_step: float, warmup_moves: int, chunk_size: int) -> Chains:
-    options = {"num_leapfrog_steps": num_leapfrog_steps, "time_step": time_step, "warmup_moves": warmup_moves}
-    return chains(10_000, 1, seconds, chunk_size=chunk_size, **options)
+
+def _size(hidden_units: int, seconds: float, langevin: Chains, balanced: Chains, moves: Any) -> Size:
+    """Return a size; `moves` are the seconds of hMC, leapfrog steps, time step, warm-up moves and chunk size."""
+    names = ("num_leapfrog_steps", "time_step", "warmup_moves", "chunk_size")
+    hybrid = Chains(10_000, 1, moves[0], dict(zip(names, moves[1:], strict=True)))
+    return Size(hidden_units, seconds, langevin, balanced, hybrid)
 
 
-def _following(num_steps: int, seconds: float, every: int = 1_024) -> Chains:
-    """Return chains whose masses follow the gradient variance, which falls by orders of magnitude from the prior."""
-    refresh = {"refresh_every": every, "max_refresh_interval": every, "warmup_refreshes": 7, "reset_probability": 1.0}
-    return Chains(num_steps, 512, seconds, refresh)
+def _settings(temperature: float, *sizes: Size) -> dict[str, Any]:
+    return {"temperature": temperature, "sizes": sizes, "seed": 0}
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "temperature": 1e-6,
-        "sizes": (
-            Size(50, 5_000, 3, chains(300_000, 2_000, 20), _moves(20, 500, 20.0, 10, 55_800)),
-            Size(500, 5, 3, chains(150_000, 1_000, 30), _moves(25, 100, 10.0, 10, 55_800)),
-            Size(5_000, 0, 1, _following(20_480, 35), _moves(30, 10, 5.0, 4, 20_480)),
-        ),
-        "seed": 0,
-    },
-    "smoke": {
-        "temperature": 4e-4,
-        "sizes": tuple(Size(n, 10, 2, chains(8_000, 100, 40), _moves(30, 50, 5.0, 20, 5_000)) for n in (3, 6, 12)),
-        "seed": 0,
-    },
+    "paper": _settings(
+        1e-6,
+        _size(5_000, 25, chains(8_192, 512, 12), chains(6_144, 512, 14, batch_size=50_305), (28, 5, 1.0, 3, 20_480)),
+        _size(50, 15, chains(200_000, 2_000, 10), chains(40_000, 400, 10), (12, 200, 5.0, 10, 55_800)),
+        _size(500, 15, chains(60_000, 1_000, 12), chains(20_000, 400, 12, batch_size=5_080), (20, 50, 5.0, 6, 55_800)),
+    ),
+    "smoke": _settings(
+        4e-4,
+        *(_size(n, 20, chains(8_000, 100, 40), chains(4_000, 50, 30), (30, 50, 1.0, 20, 5_000)) for n in (3, 6, 12)),
+    ),
 }
 
 
-def reproduce(settings: Mapping[str, Any], out: Path) -> Iterator[Stage]:
-    """Compare the samplers at every size."""
-    temperature, seed = settings["temperature"], settings["seed"]
-    points: list[Point] = []
-    rows: list[Row] = []
-    record: dict[str, Any] = {**settings, "measured": {}}
-    for size in settings["sizes"]:
-        task = spin_task(size.hidden_units)
-        if size.epochs:
-            starts = adam_starts(task, out, num_starts=size.num_chains, epochs=size.epochs, seed=seed)
-        else:
-            seeds = range(seed, seed + size.num_chains)
-            drawn = [prior_start(task, 0.3 * temperature, seed=seed) for seed in seeds]
-            starts = jax.tree.map(lambda *leaves: np.stack(leaves)[None], *drawn)
-        options: dict[str, Any] = {"temperatures": [temperature], "num_chains": size.num_chains}
-        langevin = size.langevin.sample(pseudo_langevin, task, starts, key=seed, **options)
-        keep_end(out, task, temperature, langevin.weights)
-        masses: dict[str, Any] = {"masses": jax.tree.map(lambda m: m[0], langevin.states.masses)}
+def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
+    """Run the samplers at every size from the same weights."""
+
+    def compare(size: Size) -> dict[str, Any]:
+        task, key = spin_task(size.hidden_units), settings["seed"]
+        start = near_equilibrium(task, settings["temperature"], out, size.equilibration_seconds)
+        options = {"temperatures": [settings["temperature"]], "num_chains": jax.tree.leaves(start)[0].shape[1]}
+        options |= task.measuring
+        langevin = size.langevin.sample(pseudo_langevin, task, start, key=key, **options)
+        balanced = size.balanced.sample(balanced_langevin, task, start, key=key + 1, **options)
+        masses: dict[str, Any] = {"masses": jax.tree.map(lambda m: m[0], balanced.states.masses)}
         moves = replace(size.hybrid, settings={**size.hybrid.settings, **masses})
-        hybrid = moves.sample(hybrid_monte_carlo, task, langevin.weights, key=seed + 1, **options)
+        hybrid = moves.sample(hybrid_monte_carlo, task, balanced.weights, key=key + 2, **options)
         # Hybrid Monte Carlo starts at equilibrium: only its warm-up is discarded.
         discard = min(0.9, size.hybrid.settings["warmup_moves"] / hybrid.trace.sizes["draw"])
-        averages = {"hMC": averages_of(hybrid, discard)[0], "pL": averages_of(langevin)[0]}
-        points.append(Point(task.num_weights, temperature, averages))
-        rows += points[-1].rows(f"N = {task.num_weights}", 0.05, 0.02)
-        record["measured"][task.num_weights] = {"hMC": summary(hybrid), "pL": summary(langevin)}
-        yield rows, draw_points(points, [point.num_weights for point in points], "number of weights N"), record
+        return {"hMC": described(hybrid, discard), "pL": described(langevin), "balanced": described(balanced)}
+
+    for size in settings["sizes"]:
+        seconds = size.equilibration_seconds + sum(x.max_seconds for x in (size.langevin, size.balanced, size.hybrid))
+        parts.measure(f"N = {size.num_weights}", seconds, partial(compare, size))
+
+
+def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
+    """Return the averages, and the differences of the samplers from hMC."""
+    made: list[Row] = []
+    for where, samplers in found.items():
+        averages = {
+            label: {n: read_average(value["averages"][0][n]) for n in LABELS} for label, value in samplers.items()
+        }
+        for label, values in averages.items():
+            for name in LABELS:
+                published = "pL" if label == "pL" else "hMC"
+                known = known_average(int(where[4:]), published, settings["temperature"], name)
+                quantity = f"{name} at {where}, {label}"
+                made.append(row(quantity, values[name], published=known, tolerance=0.05, relative=True))
+                if label != "hMC":
+                    moves, chosen = samplers["hMC"]["steps"], (values[name], averages["hMC"][name])
+                    reason = f"Hybrid Monte Carlo made {moves} moves only." if moves < 100 else None
+                    made.append(difference(f"{quantity} over hMC", *chosen, 0.02, reason=reason))
+    return made
+
+
+def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
+    """Draw the averages against N; published ones are hollow."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    sizes = sorted(int(where[4:]) for where in found)
+    panels = figure.subplots(1, len(LABELS))
+    for axes, (name, ylabel) in zip(panels, LABELS.items(), strict=True):
+        for color, marker, label in zip(COLORS, "soD", ("hMC", "pL", "balanced"), strict=False):
+            values = [read_average(found[f"N = {n}"][label]["averages"][0][name])[:2] for n in sizes]
+            style = {"color": color, "fmt": f"{marker}-", "ms": 4, "lw": 1}
+            axes.errorbar(sizes, *np.nan_to_num(np.array(values)).T, label=label, **style)
+            known = [known_average(n, label, settings["temperature"], name) for n in sizes]
+            if np.isfinite(known).any():
+                axes.plot(sizes, known, marker, mfc="none", ms=9, color=color, label=f"{label}, published")
+        axes.set(xscale="log", yscale="log" if name == "squared_norm" else "linear", ylabel=ylabel, xlabel="weights N")
+    draw_legend(figure)
+    return figure

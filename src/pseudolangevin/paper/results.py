@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import xarray as xr
 
 from ..diagnostics.averages import Average, plus_minus
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 METHODS = {"hMC": "hybrid_monte_carlo", "pL": "pseudo_langevin"}
 LABELS = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
-COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-
-# Rows, picture and record of all that was measured so far; a reproduction yields one stage after each of its parts.
-Stage: TypeAlias = "tuple[list[Row], Figure, dict[str, Any]]"
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#b8860b")
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,14 @@ class Row:
 
     quantity: str
     published: float | None
+    published_scaled: float | None  # published value times the ratio of the ideal losses of the two data sets
     measured: float
     standard_error: float | None
-    tolerance: float | None  # largest accepted deviation from the published value, or from zero; None: not judged
+    tolerance: (
+        float | None
+    )  # largest accepted deviation from the scaled published value, or from zero; None: not judged
     passed: bool
+    reason: str | None = None  # why the row fails, one sentence
 
 
 def row(
@@ -45,26 +46,36 @@ def row(
     measured: float | Average,
     *,
     published: float | None = None,
+    scaled: float | None = None,
     tolerance: float | None = None,
     relative: bool = False,
     target: float | None = None,
     at_least: float | None = None,
+    or_lower: bool = False,
+    reason: str | None = None,
 ) -> Row:
     """Return a row with its verdict; a measured value that is not finite never passes.
 
-    The tolerance is the largest accepted deviation from `target`, by default the published value, or zero where there
-    is none. A `relative` tolerance is a fraction of the published value; a row without one is then not judged. The
-    smallest accepted value, `at_least`, is added to the name.
+    The tolerance is the largest accepted deviation from `target`, by default the scaled published value, the published
+    one, or zero where there is none. A `relative` tolerance is a fraction of that value; a row without one is then not
+    judged. With `or_lower` only larger values fail. The smallest accepted value, `at_least`, is added to the name. The
+    reason is kept if the row fails.
     """
     value, error = (measured.mean, measured.standard_error) if isinstance(measured, Average) else (measured, math.nan)
-    value, published = float(value), None if published is None or math.isnan(published) else published
+    value = float(value)
+    published, scaled = (None if x is None or math.isnan(x) else x for x in (published, scaled))
+    known = published if scaled is None else scaled
     if tolerance is not None and relative:
-        tolerance = None if published is None else tolerance * abs(published)
-    target = target if target is not None else published or 0.0
-    passed = math.isfinite(value) and (tolerance is None or abs(value - target) <= tolerance)
+        tolerance = None if known is None else tolerance * abs(known)
+    deviation = value - (target if target is not None else known or 0.0)
+    deviation = deviation if or_lower else abs(deviation)
+    passed = math.isfinite(value) and (tolerance is None or deviation <= tolerance)
     if at_least is not None:
         quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
-    return Row(quantity, published, value, error if math.isfinite(error) else None, tolerance, passed)
+    if not math.isfinite(value):
+        reason = "There is no value: the chain stopped, lost a class, or was too short."
+    error_or_none = error if math.isfinite(error) else None
+    return Row(quantity, published, scaled, value, error_or_none, tolerance, passed, None if passed else reason)
 
 
 def scatter(values: np.ndarray) -> Average:
@@ -79,85 +90,151 @@ def rise(curve: np.ndarray) -> float:
     return float(blocks[-1] - min(blocks))
 
 
-def alive(trace: xr.Dataset) -> xr.Dataset:
-    """Return the chains without a dead class at the end, or all if every one has one; dimensions chain and draw."""
-    dead = trace["dead_class"].isel(draw=-1).any("class").values
-    return trace.isel(chain=np.flatnonzero(dead if dead.all() else ~dead))
+def number(value: Any) -> float:
+    """Return a number of a JSON file; NaN for null."""
+    return math.nan if value is None else float(value)
 
 
-def adam_rows(trace: xr.Dataset, numbers: Mapping[str, Any], tolerance: float, overfitting: float | None) -> Any:
+def numbers(values: Any) -> np.ndarray:
+    """Return numbers of a JSON file as an array, NaN for null."""
+    return np.array(values, np.float64)
+
+
+def read_average(value: Mapping[str, Any]) -> Average:
+    """Return an average from a JSON file."""
+    return Average(*(number(value[name]) for name in Average._fields))
+
+
+def adam_rows(
+    found: Mapping[str, Any], published: Mapping[str, Any], tolerance: float, overfitting: float | None
+) -> Any:
     """Return the test error of Adam, stopped early, and its rows: early, late, and the rise between them.
 
-    `numbers` are the published ones; the tolerance is that of the early-stopped error where this is published.
+    `found` describes the trainings, `published` holds the published numbers; the tolerance is that of the early-stopped
+    error where this is published.
     """
-    trace = alive(trace)
-    errors, steps = trace["test_error"].values, trace["step"].values
-    at = [np.flatnonzero(steps == step) for step in trace["best_step"].values[:, -1]]
-    best = scatter(np.array([e[i[0]] if len(i) else math.nan for e, i in zip(errors, at, strict=True)]))
-    late, known = scatter(errors[:, -1]), numbers.get("adam_best_test_error")
+    steps, errors, best_steps = found["step"], numbers(found["test_error"][0]), found["best_step"][0]
+    alive = usable(found)
+    at = [steps.index(step) if step in steps else None for step in best_steps]
+    early = [math.nan if i is None else e[i] for e, i, ok in zip(errors, at, alive, strict=True) if ok]
+    best, late = scatter(np.array(early)), scatter(errors[alive, -1])
+    known = published.get("adam_best_test_error")
     judged = None if known is None else tolerance
     return best, [
         row("test error of Adam, stopped early", best, published=known, tolerance=judged),
-        row("test error of Adam at the end of its run", late, published=numbers.get("adam_late_test_error")),
+        row("test error of Adam at the end of its run", late, published=published.get("adam_late_test_error")),
         row("rise of the test error after its minimum, Adam", late.mean - best.mean, at_least=overfitting),
     ]
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """One figure or table of the paper."""
+def usable(found: Mapping[str, Any]) -> np.ndarray:
+    """Return which chains of the first temperature kept every class, or all chains if none did."""
+    dead = np.array(found["dead"][0], bool)
+    return dead | True if dead.all() else ~dead
 
-    name: str
-    scale: str
-    rows: list[Row]
-    figure: Figure
-    record: Mapping[str, Any]  # settings and everything else that was measured
-    seed: int
-    seconds: float
+
+class Reproduction:
+    """One figure or table of the paper: its measured parts, rows and picture, kept in NAME.json and NAME.png."""
+
+    def __init__(self, name: str, scale: str, module: Any, out: Path, max_seconds: float = math.inf) -> None:
+        """Read the parts that NAME.json holds already."""
+        self.name, self.scale, self.remaining, self.left = name, scale, max_seconds, list[str]()
+        self._module, self._path, self._settings = module, out / f"{name}.json", module.SETTINGS[scale]
+        old = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        self._parts: dict[str, Any] = old.get("parts", {})
+        self._reasons = {r["quantity"]: r.get("reason") for r in old.get("rows", [])}
+        versions = {name: metadata.version(name) for name in ("pseudolangevin", "jax", "jaxlib", "numpy")}
+        provenance = {"device": jax.devices()[0].device_kind, "versions": versions, "settings": _plain(self._settings)}
+        self._provenance = old["provenance"] if self._parts else provenance
+        self._other = (old.get("scale", scale), self._provenance["settings"]) != (scale, provenance["settings"])
+
+    def measure(self, part: str, seconds: float, make: Callable[[], Mapping[str, Any]]) -> Any:
+        """Return the value of a part, from the file or measured and then written; None if its time is not left.
+
+        `seconds` is the time that the part is expected to take. Values are those of the file: plain numbers and lists.
+        """
+        if part not in self._parts:
+            if seconds > self.remaining:
+                self.left.append(part)
+                return None
+            if self._other:
+                problem = f"{self._path} was measured at another scale or with other settings"
+                raise ValueError(f"{problem}; choose another folder, or remove the file to measure again")
+            started = time.perf_counter()
+            value = _plain(make(), digits=7)
+            taken = time.perf_counter() - started
+            self._parts[part] = {"seconds": round(taken, 1), "value": value}
+            self.remaining -= taken
+            print(f"{self.name}, {part}: {taken:.0f} s", flush=True)
+            self.write()
+        return self._parts[part]["value"]
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """Values of the measured parts by name."""
+        return {name: part["value"] for name, part in self._parts.items()}
+
+    @property
+    def seconds(self) -> float:
+        """Time of all measured parts."""
+        return sum(part["seconds"] for part in self._parts.values())
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows of the measured parts; a failing row without a reason has that of the file, where one was added."""
+        made = self._module.rows(self.found, self._settings)
+        return [r if r.passed or r.reason else replace(r, reason=self._reasons.get(r.quantity)) for r in made]
 
     @property
     def passed(self) -> bool:
         """Whether every row passes."""
         return all(r.passed for r in self.rows)
 
-    def write(self, out: Path) -> None:
-        """Write NAME.json and NAME.png."""
+    def write(self) -> None:
+        """Write NAME.json, with one line for each part."""
         provenance = {
-            "device": jax.devices()[0].device_kind,
-            "versions": {name: metadata.version(name) for name in ("pseudolangevin", "jax", "jaxlib", "numpy")},
-            "seed": self.seed,
-            "settings": self.record,
+            **{name: self._provenance[name] for name in ("device", "versions")},
+            "seed": self._settings["seed"],
+            "settings": self._provenance["settings"],
             "seconds": round(self.seconds, 1),
+            "parts_left": self.left,
         }
-        content = {"name": self.name, "scale": self.scale, "rows": [asdict(r) for r in self.rows]}
-        text = json.dumps(_plain(content | {"provenance": provenance}), indent=1, allow_nan=False)
-        (out / f"{self.name}.json").write_text(text + "\n")
-        self.figure.savefig(out / f"{self.name}.png", dpi=150)
+        content = {"name": self.name, "scale": self.scale, "rows": self.rows, "provenance": provenance}
+        text = json.dumps(_plain(content), indent=1, allow_nan=False).removesuffix("\n}")
+        lines = [f"  {json.dumps(name)}: {json.dumps(part, allow_nan=False)}" for name, part in self._parts.items()]
+        new = self._path.with_suffix(".new")  # an interrupted write leaves the old file
+        new.write_text(text + ',\n "parts": {\n' + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
+        new.replace(self._path)
+
+    def draw(self) -> None:
+        """Write NAME.png, which takes longer."""
+        if self._parts:
+            self._module.draw(self.found, self._settings).savefig(self._path.with_suffix(".png"), dpi=150)
 
     def __str__(self) -> str:
         """Return the rows as text, one a line."""
         lines = [f"{self.name}, {self.scale} scale"]
         for r in self.rows:
-            known = [
-                f"{n} {v:.4g}" for n, v in (("published", r.published), ("tolerance", r.tolerance)) if v is not None
-            ]
+            known = (("published", r.published), ("scaled", r.published_scaled), ("tolerance", r.tolerance))
             value = plus_minus(r.measured, math.nan if r.standard_error is None else r.standard_error)
-            lines.append(f"{'ok   ' if r.passed else 'FAILS'}  {r.quantity}: {', '.join([value, *known])}")
-        return "\n".join(lines)
+            values = ", ".join([value, *(f"{n} {v:.4g}" for n, v in known if v is not None)])
+            lines.append(f"{'ok   ' if r.passed else 'FAILS'}  {r.quantity}: {values}")
+        return "\n".join([*lines, *(f"not measured in this time: {part}" for part in self.left)])
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, digits: int | None = None) -> Any:
     """Return numbers, strings, lists and dictionaries ready for JSON; numbers that are not finite become None."""
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
+        return _plain({f.name: getattr(value, f.name) for f in fields(value)}, digits)
     value = value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _plain(item, digits) for name, item in value.items()}
+    value = np.asarray(value)[()] if isinstance(value, jax.Array) else value
     if isinstance(value, list | tuple | np.ndarray):
-        return [_plain(item) for item in value]
+        return [_plain(item, digits) for item in value]
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
     return value if isinstance(value, int | str | None) else str(value)
 
 
@@ -224,54 +301,24 @@ def published_averages(num_weights: int | None, settings: Mapping[str, Any]) -> 
     return [a for s in ("thermodynamics", "generalization") for a in published_table(s, num_weights).values()]
 
 
-@dataclass(frozen=True)
-class Point:
-    """Averages by sampler ("hMC", "pL") and observable for one size and temperature; the first is the reference."""
-
-    num_weights: int
-    temperature: float
-    averages: Mapping[str, Mapping[str, Average]]
-
-    def published(self, label: str, name: str) -> float:
-        """Return the published average; NaN if there is none."""
-        sections = ("thermodynamics", "generalization")
-        found = [published_value(s, self.num_weights, label, self.temperature, name) for s in sections]
-        return next((value for value in found if value is not None), math.nan)
-
-    def rows(self, where: str, tolerance: float, limit: float) -> list[Row]:
-        """Return the rows, judged by the relative deviation from the published values and from the reference."""
-        rows, (first, *others) = [], self.averages
-        for name in LABELS:
-            for label, found in self.averages.items():
-                known = self.published(label, name)
-                quantity = f"{name} at {where}, {label}"
-                rows.append(row(quantity, found[name], published=known, tolerance=tolerance, relative=True))
-            for label in others:
-                value, reference = (self.averages[chosen][name] for chosen in (label, first))
-                error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
-                difference = Average(value.mean / reference.mean - 1, error, math.nan)
-                known = self.published(label, name) / self.published(first, name) - 1
-                quantity = f"{name} at {where}, {label} over {first}, minus one"
-                rows.append(row(quantity, difference, published=known, tolerance=limit, target=0.0))
-        return rows
+def known_average(num_weights: int, label: str, temperature: float, name: str) -> float:
+    """Return the published average of hMC or pL in any figure; NaN if there is none. U is computed from the others."""
+    if name == "potential":
+        loss, norm = (known_average(num_weights, label, temperature, n) for n in ("loss", "squared_norm"))
+        return loss + 10.0611 / (2 * num_weights) * norm
+    sections = ("thermodynamics", "generalization")
+    found = [published_value(s, num_weights, label, temperature, name) for s in sections]
+    return next((value for value in found if value is not None), math.nan)
 
 
-def draw_points(points: Sequence[Point], x: Sequence[float], xlabel: str) -> Figure:
-    """Draw measured averages, hollow published ones, and dotted relative deviations from the reference."""
-    from matplotlib.figure import Figure  # noqa: PLC0415
+def difference(quantity: str, value: Average, reference: Average, limit: float | None, **options: Any) -> Row:
+    """Return the row of a relative difference between two samplers."""
+    error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
+    found = Average(value.mean / reference.mean - 1, error, math.nan)
+    return row(f"{quantity}, minus one", found, tolerance=limit, target=0.0, **options)
 
-    figure = Figure(figsize=(6, 8.5), layout="constrained")
-    panels = figure.subplots(len(LABELS), 1)
-    for axes, (name, ylabel) in zip(panels, LABELS.items(), strict=True):
-        right, reference = axes.twinx(), np.array([next(iter(p.averages.values()))[name].mean for p in points])
-        for color, marker, label in zip(COLORS, "sD^vo", points[0].averages, strict=False):
-            means, errors, _ = np.array([point.averages[label][name] for point in points]).T
-            axes.errorbar(x, means, np.nan_to_num(errors), fmt="o-", ms=5, color=color, label=f"{label}, measured")
-            known = [point.published(label, name) for point in points]
-            axes.plot(x, known, marker, mfc="none", ms=9, color=color, label=f"{label}, published")
-            right.plot(x, np.abs(means / reference - 1), ":", color="0.5")
-        axes.set(xscale="log", ylabel=ylabel)
-        right.set(ylabel="relative difference", ylim=(0, max(0.05, right.get_ylim()[1])))
-    panels[0].legend(frameon=False, fontsize=8)
-    panels[-1].set_xlabel(xlabel)
-    return figure
+
+def draw_legend(figure: Figure) -> None:
+    """Draw one legend of all panels to the right of them, away from the data."""
+    lines = {text: h for axes in figure.axes for h, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(lines.values(), lines, loc="outside right upper", frameon=False, fontsize=8)

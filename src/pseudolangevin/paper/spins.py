@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
-from .. import Dataset, Potential, Result, Run, Sampler, classification, models, pseudo_langevin, sample, tasks
+from .. import (
+    Dataset,
+    Potential,
+    Result,
+    Sampler,
+    adam,
+    balanced_langevin,
+    classification,
+    hybrid_monte_carlo,
+    models,
+    pseudo_langevin,
+    sample,
+    tasks,
+)
 from .. import _trees as trees
 from .._random import normal_like
 from .._trees import Array, Key, Weights
 from ..apps.temperature import trained_starts
-from ..diagnostics.averages import DEFAULT_DISCARD, Average, average_by_temperature, kept
-from ..diagnostics.diffusion import Diffusion, MeasuredDiffusion, measure_diffusion
-from .results import COLORS, LABELS, Row, Stage, row
+from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept
+
+SAMPLERS = {"balanced": balanced_langevin, "pL": pseudo_langevin, "hMC": hybrid_monte_carlo, "Adam": adam}
 
 
 @dataclass(frozen=True)
@@ -42,12 +56,18 @@ class Task:
         """Number of weights, N."""
         return trees.num_weights(self.shapes)
 
+    @property
+    def measuring(self) -> dict[str, int]:
+        """Arguments of `sample` for observables: a part of the examples where all of them take long."""
+        return {"observe_examples": 150_000, "chunk_size": 25_000} if self.num_weights > 500_000 else {}
+
     def starts(self, num_steps: int, *, seed: int = 0, **options: Any) -> Weights:
         """Return starts without dead classes, leading axes (1, start), from a training by Adam."""
         system = (self.potential, self.train, self.network.init)
         return jax.tree.map(lambda w: w[None], trained_starts(*system, num_steps=num_steps, key=seed, **options))
 
 
+@cache
 def spin_task(hidden_units: int, *, num_train: int | None = None, data_seed: int = 6) -> Task:
     """Return the task with N = 201·L1 + 1110 weights, P = 5N training examples (or P as given) and 0.18·P to test.
 
@@ -68,10 +88,10 @@ def ideal_loss(task: Task, flip_probability: float = 0.355) -> float:
     return float(np.mean(np.logaddexp.reduce(scores, axis=1) - scores[np.arange(len(labels)), labels]))
 
 
-def stored(path: Path, task: Task, make: Callable[[], Weights]) -> Weights:
+def stored(path: Path, task: Task, make: Callable[[], Weights] | None = None) -> Weights:
     """Return the weights in an .npz file, leading axes (1, chain); if it does not exist, make them and write it."""
-    if not path.exists():
-        np.savez(path, *map(np.asarray, jax.tree.leaves(make())))
+    if make is not None and not path.exists():
+        keep(path, make())
     shapes, structure = jax.tree.flatten(task.shapes)
     with np.load(path, allow_pickle=False) as file:
         leaves = [file[name] for name in file.files]
@@ -85,9 +105,9 @@ def end_of(out: Path, task: Task, temperature: float) -> Path:
     return out / f"end-{task.num_weights}-{temperature:g}.npz"
 
 
-def keep_end(out: Path, task: Task, temperature: float, weights: Weights) -> None:
-    """Write that file."""
-    np.savez(end_of(out, task, temperature), *map(np.asarray, jax.tree.leaves(weights)))
+def keep(path: Path, weights: Weights) -> None:
+    """Write weights for `stored`."""
+    np.savez(path, *map(np.asarray, jax.tree.leaves(weights)))
 
 
 def adam_starts(task: Task, out: Path, *, num_starts: int, epochs: int, seed: int = 0) -> Weights:
@@ -135,9 +155,16 @@ class Chains:
     settings: Mapping[str, Any]
 
     def sample(self, sampler: Callable[..., Sampler], task: Task, starts: Weights, **options: Any) -> Result:
-        """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`."""
-        options |= {"num_steps": self.num_steps, "record_every": self.record_every, "max_seconds": self.max_seconds}
-        return sample(sampler(task.potential, task.train, **self.settings), starts, **options)
+        """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`.
+
+        Everything is compiled before, by a run of one record, so that the time limit is one of sampling.
+        """
+        made, every = sampler(task.potential, task.train, **self.settings), self.record_every
+        with warnings.catch_warnings(action="ignore"):
+            sample(made, starts, num_steps=every, record_every=every, **options)
+        return sample(
+            made, starts, num_steps=self.num_steps, record_every=every, max_seconds=self.max_seconds, **options
+        )
 
 
 def chains(num_steps: int, record_every: int, max_seconds: float, **settings: Any) -> Chains:
@@ -145,126 +172,57 @@ def chains(num_steps: int, record_every: int, max_seconds: float, **settings: An
     return Chains(num_steps, record_every, max_seconds, settings)
 
 
-def averages_of(result: Result, discard: float = DEFAULT_DISCARD) -> list[dict[str, Average]]:
-    """Return the averages of loss, |w|² and error at every temperature."""
-    trace = kept(result.trace, discard)
-    columns = [average_by_temperature(trace[name], trace) for name in LABELS]
-    return [dict(zip(LABELS, averages, strict=True)) for averages in zip(*columns, strict=True)]
+def described(result: Result, discard: float = DEFAULT_DISCARD, curves: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what is kept of some chains: averages at every temperature, dead classes, and curves along the chains.
 
-
-def summary(result: Result) -> dict[str, Any]:
-    """Return the steps of a run, its virial temperatures over T, and the share of accepted moves."""
-    trace = kept(result.trace)
-    means = {"virial_over_temperature": trace["virial_temperature"] / trace["temperature"]}
-    means |= {name: trace[name] for name in ("acceptance",) if name in trace}
-    found = {name: [v.mean for v in average_by_temperature(values, trace)] for name, values in means.items()}
-    return {"steps": int(result.trace["step"][-1])} | found
-
-
-@dataclass(frozen=True)
-class Case:
-    """One size and temperature at which samplers are compared by the clock."""
-
-    hidden_units: int
-    temperature: float
-    training_steps: int  # steps of Adam before sampling, unless the output folder has the end of a longer chain
-    equilibration_seconds: float
-    seconds: float  # measured time of every sampler
-    chunk_size: int
-    options: Mapping[str, Any] = field(default_factory=dict)  # settings of one reproduction
-    seed: int = 0
-
-    def prepare(self, out: Path) -> tuple[Task, Weights]:
-        """Return the task and one chain's weights near equilibrium."""
-        task = spin_task(self.hidden_units)
-
-        def equilibrate() -> Weights:
-            # Masses are only raised: after a reset, those of a million weights can be too light for later weights.
-            long = chains(10**7, 1_000, self.equilibration_seconds, refresh_every=1_000, reset_probability=0.0)
-            options: dict[str, Any] = {"temperatures": [self.temperature], "chunk_size": self.chunk_size}
-            start = task.starts(self.training_steps, seed=self.seed)
-            return long.sample(pseudo_langevin, task, start, key=self.seed, **options).weights
-
-        weights = stored(end_of(out, task, self.temperature), task, equilibrate)
-        return task, jax.tree.map(lambda w: w[0, 0], weights)
-
-    def measure(self, sampler: Any, weights: Weights) -> MeasuredDiffusion:
-        """Return the speed of a sampler.
-
-        The shortest interval is one move, or the memory of the momenta, 1/(1 - c1²) steps. Before the clock starts,
-        hybrid Monte Carlo adapts its time step, and the other samplers measure the gradient variance ten times, so that
-        their masses are those of a long run.
-        """
-        options: dict[str, Any] = {"temperatures": [self.temperature], "chunk_size": self.chunk_size}
-        run, every, discard = Run(sampler, **options), 1, getattr(sampler, "warmup_moves", None)
-        if sampler.refreshes:
-            every = max(50, round(1 / (1 - sampler.momentum_retention**2)))
-            often = Run(replace(sampler, refresh_every=every, max_refresh_interval=every), **options)
-            states = often.start(weights, self.seed)
-            states = measure_diffusion(often, states, every=every, seconds=0, discard_steps=9 * every).states
-        else:
-            states = run.start(weights, self.seed)
-        return measure_diffusion(run, states, every=every, seconds=self.seconds, discard_steps=discard)
-
-
-def ratio(left: Diffusion | None, right: Diffusion | None, *, same_interval: bool = False) -> Average:
-    """Return the ratio of two D*, each at its own shortest interval or both at the longer one; NaN if unknown."""
-    if left is None or right is None or not right.coefficient[0] > 0:
-        return Average(math.nan, math.nan, math.nan)
-    if same_interval:
-        interval = max(left.seconds[0], right.seconds[0])
-        return Average(float(left.at(interval)[0] / right.at(interval)[0]), math.nan, math.nan)
-    value = float(left.coefficient[0] / right.coefficient[0])
-    errors = (float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right))
-    return Average(value, value * math.hypot(*errors), math.nan)
-
-
-def compare_speeds(
-    cases: Sequence[Case],
-    out: Path,
-    samplers_of: Callable[[Case, Task, Weights], Mapping[str, Sampler]],
-    pairs_of: Callable[[Case, Sequence[str]], Iterable[tuple[str, str, float, bool]]],
-) -> Iterator[Stage]:
-    """Measure samplers from the same weights, one after the other, in every case.
-
-    `samplers_of` returns the samplers of a case by label. `pairs_of` returns pairs of labels (faster, slower), the
-    smallest accepted ratio of their D*, and whether it is taken at the same interval.
+    The averages leave out chains that stopped or have a dead class at the end, unless all of them have one.
     """
-    rows: list[Row] = []
-    curves: dict[str, dict[str, Diffusion | None]] = {}
-    record: dict[str, Any] = {"cases": [asdict(case) for case in cases], "measured": {}}
-    for case in cases:
-        task, weights = case.prepare(out)
-        where = f"N = {task.num_weights}, T = {case.temperature:g}"
-        curves[where], record["measured"][where] = {}, {}
-        for label, sampler in samplers_of(case, task, weights).items():
-            speed = case.measure(sampler, weights)
-            curves[where][label] = speed.diffusion
-            rows.append(row(f"D*/N in 1/s, {where}, {label}", Average(speed.coefficient, speed.coefficient_error, 0)))
-            print(f"{rows[-1].quantity}: {rows[-1].measured:.3g}", flush=True)
-            record["measured"][where][label] = {
-                "sampler": sampler.name,
-                "settings": sampler.settings,
-                "D*/N": speed.coefficient,
-                "seconds_per_step": speed.seconds_per_step,
-                "variance_share": speed.refresh_seconds / speed.seconds if speed.seconds else math.nan,
-                "time_step": np.mean(getattr(speed.states, "time_step", math.nan)),
-                "curve": None if speed.diffusion is None else speed.diffusion.to_dict(),
-            }
-        for faster, slower, least, same in pairs_of(case, list(curves[where])):
-            value = ratio(curves[where][faster], curves[where][slower], same_interval=same)
-            quantity = f"D*{' at the same interval' * same}, {where}, {faster} over {slower}"
-            rows.append(row(quantity, value, at_least=least))
-        yield rows, _draw(curves), record
+    dead = result.trace["dead_class"].isel(draw=-1).any("class")
+    alive = dead.all("chain") | ~dead
+    trace = kept(result.trace, discard)
+    names = ("loss", "squared_norm", "error", "potential", "test_error", "acceptance", "gradient_variance")
+    values: dict[str, Any] = {name: trace[name] for name in names if name in trace}
+    values["virial_over_temperature"] = trace["virial_temperature"] / trace["temperature"]
+    if "gradient_variance" in values:  # weighted mean over the first two layers, as published
+        sizes = [trees.num_weights(jax.tree.map(lambda w: w[0, 0], x)) for x in trees.layers(result.weights).values()]
+        first = values["gradient_variance"].isel(layer=slice(2))
+        values["gradient_variance"] = sum(first[..., i] * sizes[i] for i in range(2)) / sum(sizes[:2])
+        values |= {f"gradient_variance_{i + 1}": trace["gradient_variance"].isel(layer=i) for i in range(len(sizes))}
+    found = {name: average_by_temperature(value.where(alive), trace) for name, value in values.items()}
+    return {
+        "temperatures": trace["temperature"].values,
+        "steps": int(result.trace["step"][-1]),
+        "averages": [{name: column[i] for name, column in found.items()} for i in range(trace.sizes["temperature"])],
+        "dead": dead.values,
+        "step": result.trace["step"].values if curves else [],
+        **{name: result.trace[name].values for name in curves},
+        **({"best_step": result.trace["best_step"].isel(draw=-1).values} if "best_step" in result.trace else {}),
+    }
 
 
-def _draw(curves: Mapping[str, Mapping[str, Diffusion | None]]) -> Figure:
-    """Draw d²/N against wall-clock time, one panel for each case."""
-    figure = Figure(figsize=(5 * len(curves), 4.5), layout="constrained")
-    for axes, (title, found) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        for color, (label, curve) in zip(COLORS, found.items(), strict=False):
-            if curve is not None and (moved := curve.displacement[0] > 0).any():  # all moves may have been rejected
-                axes.plot(curve.seconds[moved], curve.displacement[0][moved], "o-", ms=3, color=color, label=label)
-        axes.set(xscale="log", yscale="log", xlabel="wall-clock interval [s]", ylabel="d²/N", title=title)
-        axes.legend(frameon=False, fontsize=7)
-    return figure
+def near_equilibrium(task: Task, temperature: float, out: Path, seconds: float, seed: int = 0) -> Weights:
+    """Return weights near equilibrium, leading axes (1, chain), from the file of a long chain if there is one.
+
+    Up to 500 000 weights they are cooled with balanced Langevin, from at most the temperature 1/P of the transition.
+    Larger networks start from the prior, as their temperatures are above the transition, and the masses of pL follow
+    the gradient variance.
+    """
+
+    def make() -> Weights:
+        sampler: Any = pseudo_langevin
+        levels = [temperature]
+        refresh = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7}
+        length = chains(20_480, 4_096, seconds, **refresh, reset_probability=1.0)
+        if task.num_weights < 500_000:
+            start, hottest = task.starts(2_000, num_starts=2, seed=seed), 1 / task.train.num_examples
+            sampler = balanced_langevin
+            levels = np.geomspace(max(temperature, min(10 * temperature, hottest)), temperature, 8).tolist()
+            length = chains(5_000, 5_000, seconds / 8, batch_size=min(task.train.num_examples // 10, 5_580))
+        else:
+            start = jax.tree.map(lambda w: w[None, None], prior_start(task, 0.3 * temperature, seed=seed))
+        for level in levels:
+            options = {"temperatures": [level], "num_chains": jax.tree.leaves(start)[0].shape[1], "key": seed}
+            start = length.sample(sampler, task, start, **options, **task.measuring).weights
+        return start
+
+    return stored(end_of(out, task, temperature), task, make)

@@ -90,6 +90,7 @@ class Adam(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         check_integer("batch_size", self.batch_size, minimum=1, maximum=self.dataset.num_examples)
         check_positive("learning_rate", self.learning_rate)
         check_interval("decay_factor", self.decay_factor, 0, 1, "use 1 for a constant learning rate")

@@ -93,24 +93,54 @@ class Sampler(ABC):
 
     Args:
         potential: U.
-        dataset: the training set.
+        dataset: the training set; left out for a `log_density`, which has no data.
     """
 
     potential: Potential
-    dataset: Dataset
+    dataset: Dataset = None  # type: ignore[assignment]
 
     name: ClassVar[str]
     uses_temperature: ClassVar[bool] = True
     batch_size: ClassVar[int | None] = None
     """Number of examples that every step draws; a field of the samplers that use mini-batches."""
+    exchange_every: ClassVar[int | None] = None
+    """Steps between exchanges with other temperatures; a field of `samplers.tempered.ReplicaExchange`."""
     steps_per_block: ClassVar[int] = 1
-    """Number of steps that a GPU runs without asking the host whether to go on, about."""
+    """Number of steps that a GPU runs without asking the host whether to go on."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class as a pytree, and complete its docstring with the arguments of its bases."""
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_node(cls, _flatten, lambda static, data: _unflatten(cls, static, data))
         _inherit_arguments(cls)
+
+    def __post_init__(self) -> None:
+        """Validate potential and data; a density without data gets one empty example."""
+        if not isinstance(self.potential, Potential):
+            remedy = "pass pl.classification(apply), pl.Potential(loss) or pl.log_density(f)"
+            raise ValueError(f"potential = {self.potential!r} is not a Potential; {remedy}")
+        if self.potential.needs_data != isinstance(self.dataset, Dataset):
+            found = f"dataset = {self.dataset!r}"
+            if self.potential.needs_data:
+                raise ValueError(f"{found} is not a Dataset; pass pl.Dataset(inputs, targets)")
+            raise ValueError(f"{found}, but a log_density has no data; leave the data set out")
+        if not self.potential.needs_data:
+            if "batch_size" in {field.name for field in dataclasses.fields(self)}:
+                remedy = "use hybrid_monte_carlo or full_batch_langevin"
+                raise ValueError(f"a log_density has no data, so {self.name} has no mini-batches; {remedy}")
+            object.__setattr__(self, "dataset", Dataset(jnp.zeros((1,)), jnp.zeros((1,))))
+
+    def at(self, temperature: Array | float) -> Any:
+        """Return the sampler of chains at one temperature, on which U depends if its prior is fixed.
+
+        `advance` and `sample` call it; a loop of your own over `step` must.
+        """
+        scale = temperature if self.uses_temperature else 1 / self.dataset.num_examples
+        if (potential := self.potential.at(scale)) is self.potential:
+            return self
+        bound = object.__new__(type(self))
+        bound.__dict__.update(self.__dict__ | {"potential": potential, "unbound": self})
+        return bound
 
     def __repr__(self) -> str:
         """Return the call that makes the sampler."""
@@ -125,14 +155,14 @@ class Sampler(ABC):
         return {name: value if _is_plain(value) else "given" for name, value in own.items()}
 
     @property
-    def cycle(self) -> int:
-        """Period of the step: steps with the same index modulo `cycle` do the same."""
-        return 1
+    def block(self) -> int:
+        """Number of steps of a block of a segment; 1 on a CPU."""
+        return 1 if jax.default_backend() == "cpu" else self.steps_per_block
 
     @property
-    def block(self) -> int:
-        """Number of steps of a block of a segment: a multiple of `cycle` on a GPU, 1 on a CPU."""
-        return 1 if jax.default_backend() == "cpu" else self.cycle * max(1, self.steps_per_block // self.cycle)
+    def examples_per_step(self) -> int:
+        """Number of examples that a step uses."""
+        return self.batch_size or 0
 
     def check(self, weights: Weights) -> None:
         """Raise if the sampler was not made for weights of this structure, before anything is compiled."""
@@ -169,9 +199,17 @@ class Sampler(ABC):
         """Return the weights that records are made at."""
         return state.weights
 
+    def continue_from(self, state: Any, other: Any) -> Any:
+        """Return `state` at the position of `other`, with its momenta rescaled to this temperature and these masses."""
+        return state._replace(weights=other.weights)
+
+    def at_temperature(self, state: Any, temperature: Array) -> Any:
+        """Return the state at another temperature: the same position, momenta rescaled. The sampler is at that one."""
+        return self.continue_from(state._replace(temperature=temperature), state)
+
     def batch_indices(self, key: Key, step: Array) -> Array:
         """Return the examples of one step of the chain with this key, which do not depend on its weights."""
-        return draw_indices(stream_key(key, Stream.BATCH), self.dataset.num_examples, self.batch_size or 0, step)
+        return draw_indices(stream_key(key, Stream.BATCH), self.dataset.num_examples, self.examples_per_step, step)
 
     def draw(self, state: Any) -> Batch | None:
         """Return the mini-batch of the next step; None for samplers with the exact gradient."""
@@ -183,16 +221,16 @@ class Sampler(ABC):
         For a loop of your own; it can be compiled and mapped over chains. A chain that diverges is put back to the last
         refresh and stops; see `state.status`.
         """
+        if (bound := self.at(state.temperature)) is not self:
+            return bound.advance(state, num_steps)
         stop = state.step + num_steps
 
         def piece(state: Any) -> Any:
             state = self.refresh_if_due(state)
             length = jnp.minimum(stop, self.next_refresh(state)) - state.step
             if self.block > 1:
-                head = jnp.minimum(length, -state.step % self.cycle)
-                state = self.segment(state, head)
-                state = self.segment(state, (length - head) // self.block, self.block)
-                length = (length - head) % self.block
+                state = self.segment(state, length // self.block, self.block)
+                length = length % self.block
             return self.segment(state, length)
 
         return lax.while_loop(lambda s: (s.step < stop) & (s.status == Status.RUNNING), piece, state)
@@ -212,8 +250,7 @@ class Sampler(ABC):
         Args:
             state: state of one chain.
             num_blocks: number of blocks; may be a traced value.
-            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on. If it is
-                not 1, the segment must start at a multiple of `cycle`.
+            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on.
             batches: mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
         guarded = self._unless_stopped(state)
@@ -226,7 +263,7 @@ class Sampler(ABC):
             return guarded(lambda s: self.step(s, batch), moved)
 
         def many(_: Array, moved: Any) -> Any:
-            return lax.scan(lambda s, _: (guarded(self.run_cycle, s), None), moved, length=block // self.cycle)[0]
+            return lax.scan(lambda s, _: (one(jnp.zeros((), jnp.int32), s), None), moved, length=block)[0]
 
         moved = self.pack(state)._replace(key=FoldedKey.of(state.key))
         moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, moved)
@@ -239,10 +276,6 @@ class Sampler(ABC):
     def unpack(self, state: Any) -> Any:
         """Return the state as it was before `pack`."""
         return state
-
-    def run_cycle(self, state: Any) -> Any:
-        """Return the state after `cycle` steps from a multiple of `cycle`; without conditionals, which delay a GPU."""
-        return self.step(state, self.draw(state))
 
     @staticmethod
     def _unless_stopped(state: Any) -> Callable[[Callable[[Any], Any], Any], Any]:

@@ -53,7 +53,7 @@ class HybridState(NamedTuple):
     kinetic_temperature: Array
     """⟨p²/M⟩ at the end of the last move: of the trajectory's end if accepted, of its start if not."""
     tests: Any = ()
-    """`evidence.Evidence` of a run; empty outside one."""
+    """`stein.SteinSums` of a run; empty outside one."""
 
 
 class Proposal(NamedTuple):
@@ -125,6 +125,7 @@ class HybridMonteCarlo(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         check_integer("num_leapfrog_steps", self.num_leapfrog_steps, minimum=1)
         check_positive("time_step", self.time_step)
         mass_rules.check_given(self.masses)
@@ -176,6 +177,11 @@ class HybridMonteCarlo(Sampler):
             kinetic_temperature=jnp.where(accepted, proposal.end_temperature, proposal.start_temperature),
         )
         return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
+
+    def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
+        """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""
+        energy = exact_energy(self.potential, other.weights, self.dataset, self.chunk_size)
+        return state._replace(weights=other.weights, energy=energy)
 
     def propose(self, key: Key, state: HybridState, batch: Batch | None) -> Proposal:
         """Draw momenta and follow the trajectory from them."""

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from .. import _trees as trees
 from .. import integrator, masses, variance
 from .._checks import check_choice, check_integer, check_interval, check_positive
-from .._random import Stream, key_for, normal_like, stream_key
+from .._random import Stream, draw_indices, key_for, normal_like, stream_key
 from .._trees import Array, Batch, Key, Weights
 from ..gradients import exact_sums, minibatch_gradient
 from .base import RATIO_QUANTILES, Sampler, Status
@@ -60,10 +60,12 @@ class LangevinState(NamedTuple):
     num_resets: Array
     warmup_end: Array
     """Step at which the masses were fixed; -1 before, and 0 for samplers without such a warm-up."""
+    friction_gain: Array
+    """Factor of the friction that compensates for the noise of its batch; see `balanced`."""
     friction_load: Array
-    """Load of the friction at the last refresh, before masses were raised for it; see `balanced.apply_friction`."""
+    """Load of the friction at the last refresh, before masses were raised for it; see `balanced`."""
     tests: Any = ()
-    """`evidence.Evidence` of a run; empty outside one."""
+    """`stein.SteinSums` of a run; empty outside one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -80,6 +82,7 @@ class Langevin(Sampler):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        super().__post_init__()
         remedy = f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}"
         check_interval("momentum_retention", self.momentum_retention, 0, 1, remedy, open_ends=True)
         check_positive("time_step", self.time_step)
@@ -121,6 +124,7 @@ class Langevin(Sampler):
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
             warmup_end=jnp.zeros((), jnp.int32),
+            friction_gain=jnp.ones(()),
             friction_load=jnp.zeros(()),
         )
         return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
@@ -130,7 +134,7 @@ class Langevin(Sampler):
         weights, momentum = integrator.step(
             state.weights,
             state.half_step_momentum,
-            lambda w: trees.pack_like(w, self.gradient(trees.unpack(w), batch)),
+            lambda w: trees.pack_like(w, self.force(state, trees.unpack(w), batch)),
             normal_like(stream_key(state.key, Stream.NOISE), state.weights, state.step),
             state.masses,
             self.subtracted(state),
@@ -138,6 +142,11 @@ class Langevin(Sampler):
             **self.dynamics,
         )
         return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
+
+    def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
+        """Return what drives the step: the gradient at the weights, to which a sampler may add a friction."""
+        del state
+        return self.gradient(weights, batch)
 
     def subtracted(self, state: LangevinState) -> Weights | None:
         """Return the variance that the injected noise is reduced by; None for no reduction."""
@@ -175,23 +184,36 @@ class Langevin(Sampler):
         """
         return integrator.drift(state.weights, state.half_step_momentum, state.masses, 0.5 * self.time_step)
 
-    def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return the kinetic temperature ⟨p·p'/M⟩, with momenta p and p' at the time of the weights.
+    def continue_from(self, state: LangevinState, other: LangevinState) -> LangevinState:
+        """Return `state` at the position of `other`, with momenta h·√(M·T) in its own masses and temperature.
 
-        The half kicks of p and p' are from two independent mini-batches, so that their noise averages to zero and no
-        pass over all examples is needed. With the exact gradient p and p' are the same.
+        Position and h are independent at mid-drift on a quadratic potential, so both stay at equilibrium.
+        """
+        momentum = jax.tree.map(
+            lambda h, old, new: h * jnp.sqrt(new * state.temperature / (old * other.temperature)),
+            other.half_step_momentum,
+            other.masses,
+            state.masses,
+        )
+        weights = integrator.drift(self.position(other), momentum, state.masses, -0.5 * self.time_step)
+        return state._replace(weights=weights, half_step_momentum=momentum)
+
+    def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
+        """Return the kinetic temperature ⟨h·(h + h')/M⟩/((1 + c1²)·N), with h' the mean of the next momentum.
+
+        On a quadratic potential it is T for any stable time step and any friction. h' is measured with a mini-batch of
+        its own, whose noise averages to zero, so no pass over all examples is needed.
         """
         del exact_gradient  # it belongs to another time
-        momenta = []
-        for key in jax.random.split(
-            key_for(state.key, Stream.MEASURE, state.step), 1 if self.batch_size is None else 2
-        ):
-            batch = None if self.batch_size is None else self.dataset.draw(key, self.batch_size)
-            gradient = self.gradient(state.weights, batch)
-            momenta.append(integrator.full_step(state.half_step_momentum, gradient, self.time_step))
-        products = jax.tree.map(lambda p, q, m: jnp.sum(p * q / m), momenta[0], momenta[-1], state.masses)
-        num = float(trees.num_weights(state.weights))
-        return {"kinetic_temperature": sum(jax.tree.leaves(products), start=jnp.zeros(())) / num}
+        retained, h = self.momentum_retention**2, state.half_step_momentum
+        indices = draw_indices(
+            stream_key(state.key, Stream.MEASURE), self.dataset.num_examples, self.examples_per_step, state.step
+        )
+        batch = None if self.batch_size is None else self.dataset.take(indices)
+        force = self.force(state, integrator.drift(state.weights, h, state.masses, self.time_step), batch)
+        length = (1 + retained) * self.time_step / 2
+        products = jax.tree.map(lambda h, f, m: h * ((1 + retained) * h - length * f) / m, h, force, state.masses)
+        return {"kinetic_temperature": trees.mean(products) / (1 + retained)}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -247,10 +269,11 @@ class MinibatchLangevin(Langevin):
         refresh_tolerance: successive measurements agree if the standard deviation of every tensor (root of its mean 𝒱)
             changed by no more than this share.
         variance_from: source of 𝒱: "examples", the gradients of single examples in one pass, or "minibatches", as in
-            the paper; "auto" is "examples" for feed-forward networks, where the pass is cheap. The results agree within
-            the error of the second.
-        variance_examples: number of examples that the pass visits; default: 100 000 or 20 batches, whichever is more.
-            If it is at least the size of the data set, 𝒱 is exact.
+            the paper; "auto" is "examples" with fewer of them unless the network is feed-forward, where the pass is
+            cheap. The results agree within their errors.
+        variance_examples: number of examples that the pass visits; default: 100 000 or 20 batches, whichever is more,
+            and 2 048 for "auto" and a network that is not feed-forward. If it is at least the size of the data set, 𝒱
+            is exact.
         variance_block: mini-batches per block when 𝒱 is measured from mini-batches.
         variance_max_batches: largest number of mini-batches for one measurement.
         variance_tolerance: 𝒱 has converged when another block changes no component's standard deviation by more.
@@ -312,9 +335,10 @@ class MinibatchLangevin(Langevin):
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         """Return 𝒱 at these weights."""
         batch_size = self.batch_size or 0
-        from_examples = self.potential.gradient_moments is not None
-        if self.variance_from == "examples" or (self.variance_from == "auto" and from_examples):
-            num = max(100_000, 20 * batch_size) if self.variance_examples is None else self.variance_examples
+        if self.variance_from != "minibatches":
+            cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
+            default = max(100_000, 20 * batch_size) if cheap else 2_048
+            num = default if self.variance_examples is None else self.variance_examples
             return variance.from_examples(
                 self.potential, key, weights, self.dataset, batch_size=batch_size, num_examples=num
             )
@@ -493,10 +517,18 @@ class NoiseMassLangevin(MinibatchLangevin):
     def nominal_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
         """Return the masses that give every component the temperature ratio, or larger ones for stability."""
         nominal = masses.from_noise(self._guarded(measured), temperature, self.temperature_ratio, **self.dynamics)
+        return masses.at_least(nominal, self._stable_minimum(weights))
+
+    def _stable_minimum(self, weights: Weights) -> Any:
         stiffness = self.potential.stiffness(weights)
-        return masses.at_least(
-            nominal, masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
-        )
+        return masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
+
+    def at_temperature(self, state: LangevinState, temperature: Array) -> LangevinState:
+        """Return the state at another temperature, with the same temperature ratios: M·T is constant."""
+        mass = jax.tree.map(lambda m: m * (state.temperature / temperature), state.masses)
+        mass = masses.at_least(mass, self._stable_minimum(state.weights))
+        changed = state._replace(temperature=temperature, masses=mass, refresh_multiple=jnp.zeros((), jnp.int32))
+        return self.continue_from(changed, state)
 
     def _guarded(self, measured: Weights) -> Weights:
         """Return the variance that masses are set from: floored, and that of the noisiest weight of each group."""

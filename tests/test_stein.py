@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin import evidence
+from pseudolangevin import stein
 
 from .diagnostics import gaussian_toy as toy
 
@@ -34,7 +34,7 @@ def test_sums_are_those_of_blocks_of_records(result):
         part = slice(4 * block, 4 * block + 4)
         sums = [x[:, part].sum(axis=1) for x in (w, g, w * g, w * w)]
         np.testing.assert_allclose(np.asarray(tests.sums[:, block]), np.stack(sums, axis=1), atol=2e-5)
-    means = evidence.blocks(tests, 0.5)
+    means = stein.blocks(tests, 0.5)
     assert means.shape == (4, 4, 4, toy.NUM_WEIGHTS)  # blocks from record 20 on, to record 36
     np.testing.assert_allclose(means[:, 0, 0], w[:, 20:24].mean(axis=1), atol=1e-5)
 
@@ -64,21 +64,21 @@ def test_directions_are_the_strongest_of_the_noise():
     scales = np.array([5.0, 3.0, 2.0, *[0.1] * 37])
     inputs = (np.random.default_rng(0).normal(size=(4_000, 40)) * scales).astype(np.float32)
     potential = pl.Potential(lambda w, batch: batch[0] @ w)
-    found = evidence.strongest_directions(potential, jnp.zeros(40), (inputs, inputs[:, 0]), jax.random.key(0), 5)
+    found = stein.strongest_directions(potential, jnp.zeros(40), (inputs, inputs[:, 0]), jax.random.key(0), 5)
     np.testing.assert_allclose(np.abs(np.asarray(found)[:3, :3]), np.eye(3), atol=0.05)
 
 
 @pytest.mark.parametrize("num_records", [16, 17, 31, 32, 33, 100, 255, 256, 257, 400, 1_000])
 def test_every_retained_record_has_the_same_reference_from_before_it(num_records):
     draws = np.arange(1, num_records + 1)
-    slots = evidence.slots(draws, 0.5)
+    slots = stein.slots(draws, 0.5)
     retained = draws > num_records // 2
     assert (slots[retained] >= 0).all()
     powers = np.ceil(np.log2(draws[retained])).astype(int) - 1 - slots[retained]
     assert len(set(powers)) == 1
     assert 2 ** powers[0] <= num_records // 2
-    assert (evidence.slots(draws, 0.1)[-num_records // 2 :] >= 0).all()
-    assert (evidence.slots(draws[:8], 0.5) == -1).all()
+    assert (stein.slots(draws, 0.1)[-num_records // 2 :] >= 0).all()
+    assert (stein.slots(draws[:8], 0.5) == -1).all()
 
 
 def test_there_is_no_evidence_without_temperature_or_with_a_part_of_the_examples():

@@ -1,4 +1,4 @@
-"""Evidence: what a chain keeps from record to record, so that the certificate can test Stein's identities.
+"""Stein's identities: what a chain keeps from record to record, so that the certificate can test them.
 
 For samples of exp(−U/T), with the exact gradient g = ∇U and any fixed point w0,
 
@@ -34,7 +34,7 @@ from .potential import Potential
 PROJECTIONS = ("direction_position", "direction_gradient")  # names in the trace
 
 
-class Evidence(NamedTuple):
+class SteinSums(NamedTuple):
     """Sums and reference points of one chain; arrays over all N weights are vectors."""
 
     num_records: Array
@@ -54,13 +54,13 @@ class Evidence(NamedTuple):
     """Orthonormal directions of the current and the previous set, strongest first, (2, direction, N)."""
 
 
-def _start(potential: Potential, weights: Weights, dataset: Dataset) -> Evidence | tuple[()]:
-    """Return the evidence of a chain before its first record; none for networks of 2²² weights or more."""
+def _start(potential: Potential, weights: Weights, dataset: Dataset) -> SteinSums | tuple[()]:
+    """Return the sums of a chain before its first record; none for networks of 2²² weights or more."""
     num, vector = trees.num_weights(weights), trees.ravel(weights)
     if num >= trees.LARGE_TENSOR:
         return ()
     watched = -(-num // _stride(num))
-    return Evidence(
+    return SteinSums(
         num_records=jnp.zeros((), jnp.int32),
         block_length=jnp.ones((), jnp.int32),
         sums=jnp.zeros((16, 4, watched), vector.dtype),
@@ -115,7 +115,7 @@ def _unravel_like(weights: Weights) -> Callable[[Array], Weights]:
 
 
 def begin(sampler: Any, states: Any, starts: Weights) -> Any:
-    """Return states with empty evidence, where the sampler has room for it and the weights are not split."""
+    """Return states with empty sums, where the sampler has room for it and the weights are not split."""
     mesh = sampler.dataset.mesh
     if not hasattr(states, "tests") or (mesh is not None and mesh.shape["weights"] > 1):
         return states
@@ -124,30 +124,30 @@ def begin(sampler: Any, states: Any, starts: Weights) -> Any:
 
 
 def detached(states: Any) -> tuple[Any, dict[str, Any]]:
-    """Return states without evidence, which only records change, and the evidence as a change of the states."""
+    """Return states without sums, which only records change, and the sums as a change of the states."""
     tests = {"tests": states.tests} if hasattr(states, "tests") else {}
     return states._replace(**dict.fromkeys(tests, ())), tests
 
 
-def update(evidence: Evidence, weights: Weights, gradients: Weights) -> tuple[Evidence, dict[str, Array]]:
+def update(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[SteinSums, dict[str, Array]]:
     """Add a record of all chains, with weights and exact gradients; return also its observables.
 
     All arrays have a leading axis over chains.
     """
     w, g = jax.vmap(trees.ravel)(weights), jax.vmap(trees.ravel)(gradients)
-    index, length = jnp.max(evidence.num_records), jnp.max(evidence.block_length)  # the same in all chains that run
-    num_blocks = evidence.sums.shape[1]
+    index, length = jnp.max(old.num_records), jnp.max(old.block_length)  # the same in all chains that run
+    num_blocks = old.sums.shape[1]
     full = index == num_blocks * length
-    merged = evidence.sums.reshape(len(w), num_blocks // 2, 2, *evidence.sums.shape[2:]).sum(axis=2)
-    sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), evidence.sums)
+    merged = old.sums.reshape(len(w), num_blocks // 2, 2, *old.sums.shape[2:]).sum(axis=2)
+    sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), old.sums)
     length = jnp.where(full, 2 * length, length)
     stride = _stride(w.shape[1])
     x, y = w[:, ::stride], g[:, ::stride]
-    moved = evidence._replace(
-        num_records=jnp.full_like(evidence.num_records, index + 1),
-        block_length=jnp.full_like(evidence.block_length, length),
+    moved = old._replace(
+        num_records=jnp.full_like(old.num_records, index + 1),
+        block_length=jnp.full_like(old.block_length, length),
         sums=sums.at[:, index // length].add(jnp.stack([x, y, x * y, x * x], axis=1)),
-        total=evidence.total + w,
+        total=old.total + w,
     )
     away = jax.vmap(jax.vmap(_unravel_like(jax.tree.map(lambda leaf: leaf[0], weights))))(w[:, None] - moved.reference)
     virials = jax.vmap(jax.vmap(layer_virial_temperatures, in_axes=(0, None)))(away, gradients)
@@ -163,32 +163,33 @@ def is_renewed_after(num_records: int) -> bool:
     return num_records >= 8 and num_records & (num_records - 1) == 0
 
 
-def renew(evidence: Evidence, potential: Potential, weights: Weights, dataset: Dataset, keys: Key) -> Evidence:
+def renew(sampler: Any, states: Any, dataset: Dataset) -> SteinSums:
     """Make the mean of the latest records the current reference, and find the directions at the weights of all chains.
 
     The latest records are those since the last renewal: half of all records, or all eight.
     """
-    since, num = jnp.max(evidence.num_records), evidence.directions.shape[2]
+    old = states.tests
+    since, num = jnp.max(old.num_records), old.directions.shape[2]
 
-    def find(key: Key, one: Weights) -> Array:
-        batch_key, block_key = jax.random.split(key_for(key, Stream.EVIDENCE, since))
-        batch = dataset.draw(batch_key, min(1024, dataset.num_examples))
-        return strongest_directions(potential, one, batch, block_key, num)
+    def find(state: Any) -> Array:
+        batch_key, block_key = jax.random.split(key_for(state.key, Stream.STEIN, since))
+        batch, own = dataset.draw(batch_key, min(1024, dataset.num_examples)), sampler.at(state.temperature)
+        return strongest_directions(own.potential, own.position(state), batch, block_key, num)
 
-    mean = evidence.total / jnp.where(since == 8, 8, since // 2)
-    found = jax.vmap(find)(keys, weights).astype(mean.dtype) if num else evidence.directions[:, 0]
-    return evidence._replace(
+    mean = old.total / jnp.where(since == 8, 8, since // 2)
+    found = jax.vmap(find)(states._replace(tests=())).astype(mean.dtype) if num else old.directions[:, 0]
+    return old._replace(
         total=jnp.zeros_like(mean),
-        reference=jnp.stack([mean, evidence.reference[:, 0]], axis=1),
-        directions=jnp.stack([found, evidence.directions[:, 0]], axis=1),
+        reference=jnp.stack([mean, old.reference[:, 0]], axis=1),
+        directions=jnp.stack([found, old.directions[:, 0]], axis=1),
     )
 
 
-def blocks(evidence: Evidence, burn_in: float) -> np.ndarray:
+def blocks(found: SteinSums, burn_in: float) -> np.ndarray:
     """Return the means of w, g, w·g and w² over the complete blocks after the burn-in, (chain, block, 4, weight)."""
-    count, length = (int(np.max(np.asarray(value))) for value in (evidence.num_records, evidence.block_length))
+    count, length = (int(np.max(np.asarray(value))) for value in (found.num_records, found.block_length))
     first, last = round(burn_in * count / length), count // length
-    return np.asarray(evidence.sums[:, first:last], np.float64) / length
+    return np.asarray(found.sums[:, first:last], np.float64) / length
 
 
 def slots(draws: np.ndarray, burn_in: float) -> np.ndarray:

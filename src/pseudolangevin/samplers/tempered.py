@@ -1,0 +1,209 @@
+"""Samplers whose chains change their temperature: along a schedule, or by exchange with other chains.
+
+Both extend a sampler of any kind: `annealed(sampler, schedule)` and `replica_exchange(sampler)` return a sampler with
+the same settings and the same step. A chain that changes its temperature keeps its position and its momenta in units of
+√(M·T); see `Sampler.at_temperature` and `Sampler.continue_from`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .. import _trees as trees
+from .._checks import check_integer
+from .._random import Stream, key_for
+from .._trees import Array, Key, Weights
+from ..gradients import Sum, difference, exact_energy
+from .base import Sampler, Status
+
+Kind = TypeVar("Kind", bound=Sampler)
+if TYPE_CHECKING:
+    Base = Sampler
+else:
+    Base = object  # the Sampler is the class that is extended
+
+
+@jax.tree_util.register_static
+class Schedule(NamedTuple):
+    """The temperature as a function of the step, evaluated at multiples of `every`."""
+
+    function: Callable[[Any], Any]
+    every: int
+
+    def at(self, step: Array | int) -> Array:
+        """Return the temperature of a step."""
+        return jnp.asarray(self.function(step - step % self.every), jnp.float32)
+
+
+class Annealed(Base):
+    """A sampler whose temperature follows a schedule; see `annealed`."""
+
+    schedule: Schedule
+
+    def _changes(self, state: Any) -> Array:
+        # Two programs may round the schedule differently.
+        return jnp.abs(self.schedule.at(state.step) / state.temperature - 1) > 1e-5
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the sampler has maintenance to do between steps: always."""
+        return True
+
+    def next_refresh(self, state: Any) -> Array:
+        """Return the step of the next change of the temperature, or of the sampler's own maintenance."""
+        every = self.schedule.every
+        change = jnp.where(self._changes(state), state.step, state.step - state.step % every + every)
+        return jnp.minimum(change, super().next_refresh(state)) if super().refreshes else change
+
+    def refresh(self, state: Any) -> Any:
+        """Set the temperature, then do the sampler's own maintenance: masses are set from the noise."""
+        target = self.schedule.at(state.step).astype(state.temperature.dtype)
+        there = getattr(self, "unbound", self).at(target)  # U may depend on the temperature
+        state = trees.select(self._changes(state), there.at_temperature(state, target), state)
+        return super(Annealed, there).refresh(state) if super().refreshes else state
+
+    def measure(self, state: Any, exact_gradient: Weights) -> dict[str, Array]:
+        """Return also the current temperature."""
+        return super().measure(state, exact_gradient) | {"current_temperature": state.temperature}
+
+
+def annealed(sampler: Kind, temperatures: Callable[[Any], Any], *, every: int) -> Kind:
+    """Return the sampler with a temperature that is a function of the step.
+
+    Args:
+        sampler: any sampler with a temperature.
+        temperatures: function of the step, made of jax.numpy operations, such as a schedule of optax.
+        every: steps between updates of the temperature. Samplers that set masses from the noise measure it each time.
+    """
+    check_integer("every", every, minimum=1)
+    schedule, given = Schedule(temperatures, every), f"temperatures = {temperatures!r}"
+    try:
+        first = float(jax.jit(schedule.at)(0))
+    except Exception as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        remedy = "pass a function of the step made of jax.numpy operations, such as a schedule of optax"
+        raise ValueError(f"{given} cannot be compiled to one number ({why}); {remedy}") from error
+    if not 0 < first < jnp.inf:
+        raise ValueError(f"{given} is {first:g} at step 0; exp(-U/T) needs T > 0")
+    return _extended(sampler, Annealed, schedule=schedule)
+
+
+class Visits(NamedTuple):
+    """Travels of the replica that is at one temperature, and the swaps with the next hotter temperature."""
+
+    start: Array
+    """Temperature at which the replica started."""
+    last_end: Array
+    """End of the temperature grid that the replica visited last: 1 the coldest, 2 the hottest after the coldest."""
+    round_trips: Array
+    """Trips of the replica from the coldest temperature to the hottest and back."""
+    num_proposed: Array
+    num_accepted: Array
+
+
+class ReplicaExchange(Base):
+    """A sampler whose chains swap their weights with those of neighbouring temperatures; see `replica_exchange`."""
+
+    exchange_every: int  # type: ignore[misc]
+
+    def init(self, key: Key, weights: Weights, temperature: Array | float) -> Any:
+        """Return the state of a chain at step 0, with a record of its travels."""
+        state = super().init(key, weights, temperature)  # type: ignore[safe-super]
+        visits = Visits(state.temperature, *[jnp.zeros((), jnp.int32)] * 4)
+        return _with_visits(type(state))(*state, visits)
+
+    def exchange(self, states: Any, num_temperatures: int) -> Any:
+        """Return the states of all chains, temperature by temperature, after one round of swaps.
+
+        Chains of the same index at neighbouring temperatures swap with probability min(1, exp((1/T − 1/T')·(U − U'))),
+        which leaves the product of their distributions unchanged. Even and odd pairs take turns, so that replicas
+        travel faster than by random pairs. Temperatures, keys and masses stay in place.
+        """
+        size, (step, running) = len(states.step), (states.step, states.status == Status.RUNNING)
+        step = jnp.max(jnp.where(running, step, 0))
+        chains = jnp.arange(size // num_temperatures)
+        order = jnp.argsort(states.temperature[:: len(chains)])[:, None] * len(chains) + chains  # cold to hot
+        cold, hot = order[:-1], order[1:]
+        # The part of U that does not depend on T: a prior that is the same at all temperatures does not count.
+        tempered = replace(self.potential, prior=None) if self.potential.tempered_energy == "loss" else self.potential
+        chunk_size = getattr(self, "chunk_size", None)
+        energy = jax.vmap(lambda s: exact_energy(tempered, self.position(s), self.dataset, chunk_size))(states)
+        gap = difference(*(Sum(energy.high[at], energy.low[at]) for at in (cold, hot)))
+        cost = (1 / states.temperature[hot] - 1 / states.temperature[cold]) * gap
+        turn = (step // self.exchange_every) % 2 == jnp.arange(num_temperatures - 1) % 2
+        proposed = turn[:, None] & running[cold] & running[hot]
+        keys = jax.vmap(lambda key: key_for(key, Stream.EXCHANGE, step))(states.key[cold.ravel()])
+        accepted = proposed & (cost <= jax.vmap(jax.random.exponential)(keys).reshape(cost.shape))
+
+        distance = jnp.where(accepted, hot - cold, 0)
+        source = jnp.arange(size).at[cold].add(distance).at[hot].add(-distance)
+        others = jax.tree.map(lambda leaf: leaf[source], states)
+        moved = jax.vmap(lambda s, other: self.at(s.temperature).continue_from(s, other))(states, others)
+        moved = jax.vmap(trees.select)(source != jnp.arange(size), moved, states)
+        replica = others.visits
+        end = replica.last_end
+        at_hottest = end.at[order[-1]].set(jnp.where(end == 1, 2, end)[order[-1]])
+        visits = Visits(
+            start=replica.start,
+            last_end=at_hottest.at[order[0]].set(1),
+            round_trips=replica.round_trips.at[order[0]].add(end[order[0]] == 2),
+            num_proposed=states.visits.num_proposed.at[cold].add(proposed),
+            num_accepted=states.visits.num_accepted.at[cold].add(accepted),
+        )
+        return moved._replace(visits=visits)
+
+    def measure(self, state: Any, exact_gradient: Weights) -> dict[str, Array]:
+        """Return also the share of accepted swaps, the start of the replica and its round trips."""
+        visits = state.visits
+        return super().measure(state, exact_gradient) | {
+            "swap_acceptance": visits.num_accepted / visits.num_proposed.astype(state.temperature.dtype),
+            "replica_temperature": visits.start,
+            "round_trips": visits.round_trips,
+        }
+
+
+def replica_exchange(sampler: Kind, *, every: int = 100) -> Kind:
+    """Return the sampler with swaps of weights between neighbouring temperatures (parallel tempering).
+
+    A round of swaps needs U of every chain on the full data set. The trace has `swap_acceptance` (with the next hotter
+    temperature), `replica_temperature` (where the replica started) and `round_trips` (of that replica).
+
+    Args:
+        sampler: any sampler with a temperature.
+        every: steps between two rounds of swaps.
+
+    Example:
+        >>> sampler = replica_exchange(balanced_langevin(potential, train), every=100)  # doctest: +SKIP
+        >>> result = sample(sampler, weights, temperatures=[1e-5, 2e-5], num_steps=9_000, key=0)  # doctest: +SKIP
+    """
+    check_integer("every", every, minimum=1)
+    return _extended(sampler, ReplicaExchange, exchange_every=every)
+
+
+def _extended(sampler: Kind, mixin: type, **settings: Any) -> Kind:
+    if not isinstance(sampler, Sampler) or not sampler.uses_temperature:
+        named = getattr(sampler, "name", repr(sampler))
+        raise ValueError(f"sampler = {named} has no temperature; use a sampler such as pl.balanced_langevin")
+    extended = object.__new__(_extended_class(type(sampler), mixin))
+    extended.__dict__.update(sampler.__dict__ | settings)  # they have been checked
+    return extended
+
+
+@cache  # the same class for the same sampler, so that nothing is compiled twice
+def _extended_class(kind: type, mixin: type) -> type[Any]:
+    options: dict[str, Any] = {"frozen": True, "eq": False, "repr": False, "kw_only": True}
+    name, fields = mixin.__name__ + kind.__name__, list(mixin.__annotations__.items())
+    return kind if issubclass(kind, mixin) else dataclasses.make_dataclass(name, fields, bases=(mixin, kind), **options)
+
+
+@cache
+def _with_visits(kind: Any) -> Any:
+    return namedtuple(f"Exchanging{kind.__name__}", (*kind._fields, "visits"))
