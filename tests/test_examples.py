@@ -18,6 +18,7 @@ import pseudolangevin as pl
 from examples import (
     annealing_and_exchange,
     bias_law,
+    certify_blackjax,
     character_transformer,
     ensemble_uncertainty,
     fashion_convnet,
@@ -169,3 +170,11 @@ def test_pseudo_langevin_and_hybrid_monte_carlo_agree_on_both_architectures(file
             assert difference["relative"] == pytest.approx(means[0] / means[1] - 1)
             assert abs(difference["relative"]) <= 0.02
             assert difference["standard_error"] < difference["tolerance"]
+
+
+def test_the_certificate_of_another_library(capsys):
+    found = certify_blackjax.main(["--draws", "400"])
+    assert found["NUTS"].verdict != "failed"
+    assert found["SGHMC"].verdict == "failed"
+    assert not found["SGLD"].passed
+    assert "certificate failed" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 """Evidence: sums and projections of a run against NumPy."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,12 @@ NUM_RECORDS = 37
 @pytest.fixture(scope="module")
 def result() -> pl.Result:
     sampler = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.2, momentum_retention=0.9)
-    settings = {"temperatures": [0.1, 0.2], "num_chains": 2, "num_steps": 5 * NUM_RECORDS, "record_every": 5}
+    settings: dict[str, Any] = {
+        "temperatures": [0.1, 0.2],
+        "num_chains": 2,
+        "num_steps": 5 * NUM_RECORDS,
+        "record_every": 5,
+    }
     return pl.sample(sampler, toy.weights(0.3), **settings, keep_weights_every=1, key=0)
 
 
@@ -81,7 +88,7 @@ def test_every_retained_record_has_the_same_reference_from_before_it(num_records
     assert (stein.slots(draws[:8], 0.5) == -1).all()
 
 
-def test_there_is_no_evidence_without_temperature_or_with_a_part_of_the_examples():
+def test_there_are_no_sums_without_temperature_or_with_a_part_of_the_examples():
     data = toy.dataset()
     training = pl.Run(pl.adam(toy.POTENTIAL, data)).start(toy.weights(), 0)
     assert not getattr(training, "tests", ())

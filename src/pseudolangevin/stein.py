@@ -31,8 +31,6 @@ from .gradients import covariance_product
 from .observables import layer_virial_temperatures
 from .potential import Potential
 
-PROJECTIONS = ("direction_position", "direction_gradient")  # names in the trace
-
 
 class SteinSums(NamedTuple):
     """Sums and reference points of one chain; arrays over all N weights are vectors."""
@@ -154,7 +152,7 @@ def update(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[SteinS
     record = {"centred_virial_temperature": virials}
     if moved.directions.shape[2]:
         project = partial(jnp.einsum, "csdn,cn->csd", moved.directions, precision="highest")
-        record |= {name: project(vectors) for name, vectors in zip(PROJECTIONS, (w, g), strict=True)}
+        record |= {"direction_position": project(w), "direction_gradient": project(g)}
     return moved, record
 
 

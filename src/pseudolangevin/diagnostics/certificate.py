@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +70,7 @@ class Subject:
     seconds: float = math.nan  # time that the run took
     position: int = 0  # index of the temperature
     chain: int | None = None  # index of the chain; None for all chains
+    projections: ClassVar = ("direction_position", "direction_gradient")
 
     @property
     def warmup(self) -> int:
@@ -203,7 +204,7 @@ def _extreme(name: str, draws: Floats, expected: float, tolerance: float, what: 
     p_value = min(1.0, 2 * columns * float(stats.t.sf(score.max(), num - 1)))
     worst = int(score.argmax() if p_value < 1e-3 else reach.argmax())
     longer = (float(reach.max()) / tolerance) ** 2
-    test = {"bound": float(reach.max()), "p_value": p_value, "longer": max(longer, 1.1)}
+    test: dict[str, Any] = {"bound": float(reach.max()), "p_value": p_value, "longer": max(longer, 1.1)}
     numbers = (float(mean[worst]), float(error[worst]), expected, tolerance)
     return Measurement(name, *numbers, comment=f"{what} {worst}, the worst of {columns}", **test, **more)
 
@@ -258,9 +259,9 @@ def _directions(group: Subject) -> Measured:
     Directions that are too hot raise the loss by Σ_k (T_k − T)/2. Where variances alone are subtracted, the mean
     temperature is right, so all other directions are colder by Σ_k (T_k/T − 1)/N, and so is |w|².
     """
-    if group.temperature is None or not group.has(*stein.PROJECTIONS):
+    if group.temperature is None or not group.has(*Subject.projections):
         return
-    position, gradient = (group.values(name, referenced=True) for name in stein.PROJECTIONS)
+    position, gradient = (group.values(name, referenced=True) for name in Subject.projections)
     if position.shape[1] < averages.MIN_EFFECTIVE_SAMPLES:
         return
     own = _centred(position, gradient, position * gradient) / group.temperature
@@ -456,7 +457,7 @@ def _of_result(result: Result, allowed: Tolerances, burn_in: float) -> Subject:
     draws = trace["draw"].values + 1
     slots = stein.slots(draws, burn_in) if len(draws) else np.zeros(0, int)
     if "centred_virial_temperature" in trace:
-        names = [name for name in ("centred_virial_temperature", *stein.PROJECTIONS) if name in trace]
+        names = [name for name in ("centred_virial_temperature", *Subject.projections) if name in trace]
         chosen = trace[names].isel(reference=xr.DataArray(np.maximum(slots, 0), dims="draw"))
         chosen = chosen.transpose("temperature", "chain", "draw", ...)
         sizes = [trees.num_weights(layer) for layer in trees.layers(result.weights).values()]
@@ -542,11 +543,11 @@ def _of_samples(
         "loss": losses,
     }
     if len(directions):
-        series |= {name: x @ directions.T for name, x in zip(stein.PROJECTIONS, (w, g), strict=True)}
+        series |= {name: x @ directions.T for name, x in zip(Subject.projections, (w, g), strict=True)}
     given = {name: values[None] for name, values in series.items() if values is not None}
     draws = np.arange(num_draws)
     coords = {"temperature": [temperature], "chain": np.arange(num_chains), "draw": draws, "layer": list(layers)}
-    extra = {"layer_virial_temperature": ("layer",)} | dict.fromkeys(stein.PROJECTIONS, ("direction",))
+    extra = {"layer_virial_temperature": ("layer",)} | dict.fromkeys(Subject.projections, ("direction",))
     dims = {name: ("temperature", "chain", "draw", *extra.get(name, ())) for name in given}
     trace = xr.Dataset({name: (dims[name], values) for name, values in given.items()}, coords)
     trace = trace.assign_coords(step=("draw", draws + 1), referenced=("draw", draws >= first))
