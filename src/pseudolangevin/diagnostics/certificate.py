@@ -204,9 +204,9 @@ def _extreme(name: str, draws: Floats, expected: float, tolerance: float, what: 
     p_value = min(1.0, 2 * columns * float(stats.t.sf(score.max(), num - 1)))
     worst = int(score.argmax() if p_value < 1e-3 else reach.argmax())
     longer = (float(reach.max()) / tolerance) ** 2
-    test: dict[str, Any] = {"bound": float(reach.max()), "p_value": p_value, "longer": max(longer, 1.1)}
-    numbers = (float(mean[worst]), float(error[worst]), expected, tolerance)
-    return Measurement(name, *numbers, comment=f"{what} {worst}, the worst of {columns}", **test, **more)
+    more |= {"bound": float(reach.max()), "p_value": p_value, "longer": max(longer, 1.1)}
+    more["comment"] = f"{what} {worst}, the worst of {columns}"
+    return Measurement(name, float(mean[worst]), float(error[worst]), expected, tolerance, **more)
 
 
 def _single_weights(group: Subject) -> Measured:
