@@ -41,7 +41,7 @@ class FromTable(pl.balanced_langevin):
 
     def batch_indices(self, key, step):
         """Return entries of the table."""
-        chosen = draw_indices(stream_key(key, Stream.BATCH), len(self.table), self.batch_size, step)
+        chosen = draw_indices(stream_key(key, Stream.BATCH), len(self.table), self.examples_per_step, step)
         return jnp.asarray(self.table)[chosen]
 
 
@@ -60,11 +60,14 @@ class NeverDrawn(FromTable):
 class Offset(pl.balanced_langevin):
     """Adds a constant to the gradient of one bias, which moves its mean by about one standard deviation or more."""
 
-    def gradient(self, weights, batch):
-        """Return a gradient with an offset."""
-        gradient = super().gradient(weights, batch)
-        bias = gradient["layer2"]["bias"]
-        return gradient | {"layer2": gradient["layer2"] | {"bias": bias.at[0].add(0.02)}}
+    def step(self, state, batch):
+        """Return one step with an offset in the kick."""
+        moved = super().step(state, batch)
+        momentum = trees.unpack(moved.half_step_momentum)
+        kick = 0.02 * 0.5 * (1 + self.momentum_retention**2) * self.time_step
+        layer = momentum["layer2"] | {"bias": momentum["layer2"]["bias"].at[0].add(-kick)}
+        momentum = trees.pack_like(moved.half_step_momentum, momentum | {"layer2": layer})
+        return moved._replace(half_step_momentum=momentum)
 
 
 class ColdLayer(pl.balanced_langevin):

@@ -247,7 +247,7 @@ class Certificate:
             return ""
         lines, length = self._lines(self.verdict), self.length
         if self.verdict is Verdict.FAILED:
-            slow = all(line.name.startswith(("stationarity", "R-hat")) for line in lines)
+            slow = any(line.name.startswith(("stationarity", "R-hat")) for line in lines)  # it explains the others
             return self._continued(folder, length.num_steps, 1) if slow else self._again(folder, lines)
         steps = max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0)
         parts = [self._continued(folder, steps, length.denser)] if steps else []
