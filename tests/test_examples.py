@@ -173,7 +173,7 @@ def test_pseudo_langevin_and_hybrid_monte_carlo_agree_on_both_architectures(file
 
 
 def test_the_certificate_of_another_library(capsys):
-    found = certify_blackjax.main(["--draws", "400"])
+    found = certify_blackjax.main(["--draws", "300"])
     assert found["NUTS"].verdict != "failed"
     assert found["SGHMC"].verdict == "failed"
     assert not found["SGLD"].passed

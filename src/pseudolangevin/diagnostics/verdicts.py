@@ -142,6 +142,8 @@ class Measurement:
             return Verdict.UNDECIDED, self.longer
         quantile, distance = pass_quantile if deviation <= tolerance else fail_quantile, abs(tolerance - deviation)
         needed = (quantile * error / distance) ** 2 if distance > 0 else math.inf
+        if deviation <= 2 * error:  # it may be chance, and then shrinks as the error does
+            needed = ((pass_quantile + 1) * error / tolerance) ** 2 if tolerance > 0 else needed
         needed = min(needed, 2.0) if self.settles else needed
         return Verdict.UNDECIDED, max(needed, MIN_EFFECTIVE_SAMPLES / samples, 1.1)
 
