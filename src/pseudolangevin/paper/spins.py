@@ -182,7 +182,8 @@ def described(result: Result, discard: float = DEFAULT_DISCARD, curves: Sequence
     trace = kept(result.trace, discard)
     names = ("loss", "squared_norm", "error", "potential", "test_error", "acceptance", "gradient_variance")
     values: dict[str, Any] = {name: trace[name] for name in names if name in trace}
-    values["virial_over_temperature"] = trace["virial_temperature"] / trace["temperature"]
+    if "virial_temperature" in trace:
+        values["virial_over_temperature"] = trace["virial_temperature"] / trace["temperature"]
     if "gradient_variance" in values:  # weighted mean over the first two layers, as published
         sizes = [trees.num_weights(jax.tree.map(lambda w: w[0, 0], x)) for x in trees.layers(result.weights).values()]
         first = values["gradient_variance"].isel(layer=slice(2))
