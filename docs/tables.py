@@ -10,6 +10,7 @@ A table stands between the lines `<!-- table KIND FILE... -->` and `<!-- end of 
     failures   the rows that fail, with their reasons
     architectures    differences between pseudo-Langevin and hybrid Monte Carlo
     balanced   averages of balanced Langevin, alongside its references; with a third word, another part of the file
+    sabotage   verdicts of the certificate on wrong samplers
     steps, against_peers, growth    tables of benchmarks/tables.py from a file of the benchmark
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("docs/method.md", "docs/models.md", "docs/reproductions.md", "docs/performance.md")
+PAGES = ("docs/certificate.md", "docs/method.md", "docs/models.md", "docs/reproductions.md", "docs/performance.md")
 FIGURES = {
     "noise": ("3a-c", "the mini-batch noise is Gaussian and white, and its correlations vanish in the total noise"),
     "thermodynamics": ("3d", "pL and hMC have the same averages at all temperatures"),
@@ -126,6 +127,21 @@ def architectures(file: str) -> str:
     return markdown(["network", "N", "T", "loss", "|w|²"], lines)
 
 
+def sabotage(file: str) -> str:
+    """Return verdicts of the certificate, with true errors where they are known."""
+    lines = []
+    for row in json.loads((ROOT / file).read_text("utf-8"))["rows"]:
+        if row["name"] == "reference":
+            continue
+        errors = [
+            f"{100 * row[key]:+.2f} %" if key in row else "" for key in ("error_of_loss", "error_of_squared_norm")
+        ]
+        verdicts = ", ".join(f"{row[word]} {word}" for word in ("passed", "undecided", "failed") if word in row)
+        found = ", ".join(dict.fromkeys(name.partition(",")[0] for name in row.get("lines", ())))
+        lines.append([row["name"], *errors, row.get("verdict") or verdicts, found])
+    return markdown(["run", "error of the loss", "error of |w|²", "verdict", "lines"], lines)
+
+
 def made(words: str) -> str:
     """Return the table of a marker."""
     kind, *arguments = words.split()
@@ -135,6 +151,7 @@ def made(words: str) -> str:
         "failures": failures,
         "balanced": balanced,
         "architectures": architectures,
+        "sabotage": sabotage,
     }
     if kind in own:
         return own[kind](*arguments)

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import tomllib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ DEMO = ["pseudolangevin", "demo"]
 def small(monkeypatch) -> None:
     """A demo that takes seconds."""
     monkeypatch.setattr(demo, "SETTINGS", tomllib.loads(SMALL_RUN))
-    monkeypatch.setattr(demo, "certificate", partial(demo.certificate, noise_draws=10))
 
 
 def make_run(path: Path, command: list[str]) -> Path:

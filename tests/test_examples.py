@@ -17,6 +17,7 @@ import pseudolangevin as pl
 from examples import (
     annealing_and_exchange,
     bias_law,
+    certify_blackjax,
     character_transformer,
     ensemble_uncertainty,
     fashion_cnn,
@@ -36,7 +37,6 @@ def _short(monkeypatch):
     """The same programs with fewer mini-batches to measure the noise."""
     fewer: dict[str, Any] = {"variance_block": 5, "variance_max_batches": 10, "warmup_refreshes": 0}
     monkeypatch.setattr(pl, "pseudo_langevin", partial(pl.pseudo_langevin, **fewer))
-    monkeypatch.setattr(pl, "certificate", partial(pl.certificate, noise_draws=0))
 
 
 def test_a_convolutional_network_and_other_ensembles(monkeypatch, tmp_path, capsys):
@@ -180,3 +180,11 @@ def test_pseudo_langevin_and_hybrid_monte_carlo_agree_on_both_architectures(file
             assert difference["relative"] == pytest.approx(means[0] / means[1] - 1)
             assert abs(difference["relative"]) <= 0.02
             assert difference["standard_error"] < difference["tolerance"]
+
+
+def test_the_certificate_of_another_library(capsys):
+    found = certify_blackjax.main(["--draws", "300"])
+    assert found["NUTS"].verdict != "failed"
+    assert found["SGHMC"].verdict == "failed"
+    assert not found["SGLD"].passed
+    assert "certificate failed" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SLOW = {"zarr", "orbax", "pydantic", "rich", "matplotlib", "arviz", "scipy"}
-RUNNING = {"chains", "results", "observables", "placement", "_progress"}
+RUNNING = {"chains", "results", "stein", "observables", "placement", "_progress"}
 USING = {"runs", "adapters", "cli", "demo", "paper", "__main__"}
 
 

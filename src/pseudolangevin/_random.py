@@ -31,6 +31,7 @@ class Stream(IntEnum):
     FRICTION = 5
     MEASURE = 6
     EXCHANGE = 7
+    STEIN = 8
 
 
 class FoldedKey(NamedTuple):

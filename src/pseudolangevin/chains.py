@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from . import _trees as trees
-from . import observables, placement
+from . import observables, placement, stein
 from ._checks import check_integer, check_positive
 from ._progress import progress_bar
 from ._random import as_key
@@ -99,7 +99,7 @@ def sample(
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         num_warmup: steps before these, without records.
-        record_every: steps between records; default: 100 records, or every step of a shorter run. Training by `adam`
+        record_every: steps between records; default: 400 records, or every step of a shorter run. Training by `adam`
             has fewer, down to 10, if they would visit more than 5 % of the examples that the steps visit.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
             it does not depend, rounding apart, on which other chains run.
@@ -142,7 +142,7 @@ def sample(
         lengths = {"num_steps": num_steps, "record_every": every, "keep_weights_every": keep_weights_every}
         more = {"on_record": on_record, "max_seconds": max_seconds, "progress": progress}
         return folders.sample(folder, run, weights, key, lengths | more)
-    states = run.start(weights, key)
+    began, states = time.monotonic(), run.start(weights, key)
     for record in run.records(states, stop=num_warmup, every=MAX_STEPS, progress=progress) if num_warmup else ():
         states = record.states
     records: list[dict[str, np.ndarray]] = []
@@ -164,7 +164,7 @@ def sample(
     result.trace.coords["step"] = ("draw", np.asarray(steps, np.int64))
     if kept:
         result.trace.attrs["keep_weights_every"] = keep_weights_every
-    return result
+    return replace(result, seconds=time.monotonic() - began)
 
 
 def check_lengths(num_steps: int, record_every: int | None, run: Run) -> int:
@@ -213,6 +213,7 @@ class Run:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
             self.observed = self.observed.head(observe_examples)
         self.own = check_own(observables)
+        self.with_tests = sampler.uses_temperature and observe_examples is None
         self.mesh = self._mesh(placement)
 
     def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
@@ -235,7 +236,7 @@ class Run:
         """Return how many records a run has by default; a pass without gradient costs a third of one with it."""
         cost = (self.observed.num_examples + (self.test.num_examples if self.test else 0)) / 3
         work = num_steps * (self.sampler.batch_size or self.sampler.dataset.num_examples)
-        return 100 if self.sampler.uses_temperature else max(10, min(100, int(0.05 * work / cost)))
+        return 400 if self.sampler.uses_temperature else max(10, min(100, int(0.05 * work / cost)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -282,7 +283,7 @@ class Run:
             # The chains have been checked; if they do not divide, a mesh was given on purpose.
             split.check(math.lcm(self.size, split.chains), self.sampler.dataset.num_examples, one)
         temperatures = jnp.repeat(jnp.asarray(self.temperatures, jax.tree.leaves(one)[0].dtype), self.num_chains)
-        return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))))
+        return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))), self.with_tests)
 
     def _starts(self, weights: Weights) -> Weights:
         """Return starting weights with one leading axis over all chains."""
@@ -361,7 +362,8 @@ class Run:
         sampler, observed, test = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, recording = time.monotonic(), first, 0.0
-        due = self._next_refresh(states)
+        due, tests = self._next_refresh(states), getattr(states, "tests", ())
+        num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
@@ -375,8 +377,11 @@ class Run:
                 if step % every == 0:
                     jax.block_until_ready(states.step)
                     before = time.monotonic()
-                    record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
+                    states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
+                    num_records += 1
+                    if stein.is_renewed_after(num_records):
+                        states = _renew(sampler, states, observed)
                     if Status.NON_FINITE_ENERGY in measured["status"]:
                         states = _set_status(states, record["status"], self.mesh)
                     reporter.report(measured, step=step, last=step + every > stop)
@@ -450,11 +455,11 @@ class Run:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
         starts = jax.tree.map(lambda w: jax.ShapeDtypeStruct((self.size, *w.shape), w.dtype), weights)
         temperatures = jax.ShapeDtypeStruct((self.size,), jax.tree.leaves(weights)[0].dtype)
-        return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0))
+        return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0), self.with_tests)
 
     def empty_trace(self, states: Any, every: int) -> xr.Dataset:
         """Return the trace before the first record: every observable and coordinate, no draws."""
-        shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)
+        _, shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)
         record = observables.to_host({name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()})
         stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
@@ -479,18 +484,20 @@ class Run:
         )
 
 
-@jax.jit
-def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key) -> Any:
+@partial(jax.jit, static_argnames="with_tests")
+def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, with_tests: bool) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
     # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
     states = jax.vmap(lambda key, start, t: sampler.at(t).init(key, start, t))(keys, starts, temperatures)
+    states = stein.begin(sampler, states, starts) if with_tests else states
     return keep_in_place(states, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
     # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
+    states, tests = stein.detached(states)
     running = states.status == Status.RUNNING
     step = jnp.max(jnp.where(running, states.step, 0))
 
@@ -499,7 +506,7 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
-    return keep_in_place(moved, sampler.dataset.mesh)
+    return keep_in_place(moved._replace(**tests), sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_steps")
@@ -511,13 +518,15 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
+    states, tests = stein.detached(states)
     refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
-    return keep_in_place(refreshed, sampler.dataset.mesh)
+    return keep_in_place(refreshed._replace(**tests), sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
 def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
-    return keep_in_place(sampler.exchange(states, num_temperatures), sampler.dataset.mesh)
+    states, tests = stein.detached(states)
+    return keep_in_place(sampler.exchange(states, num_temperatures)._replace(**tests), sampler.dataset.mesh)
 
 
 @jax.jit
@@ -526,14 +535,23 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
     return keep_everywhere(jnp.min(due), sampler.dataset.mesh)
 
 
-@partial(jax.jit, static_argnames=("own", "chunk_size"))
+@partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="states")
 def _observe(
     sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
-) -> dict[str, Array]:
-    record = jax.vmap(
-        lambda state: observables.observe(sampler.at(state.temperature), state, train, test, own, chunk_size)
-    )(states)
-    return keep_everywhere(record, train.mesh)
+) -> tuple[Any, dict[str, Array]]:
+    """Return the states with this record added to their sums for the certificate, and the record."""
+    states, tests = stein.detached(states)
+    observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
+    record, weights, gradients = jax.vmap(lambda state: observe(sampler.at(state.temperature), state))(states)
+    if tests.get("tests"):
+        tests["tests"], more = stein.update(tests["tests"], weights, gradients)
+        record |= more
+    return keep_in_place(states._replace(**tests), train.mesh), keep_everywhere(record, train.mesh)
+
+
+@partial(jax.jit, donate_argnames="states")
+def _renew(sampler: Sampler, states: Any, train: Dataset) -> Any:
+    return keep_in_place(states._replace(tests=stein.renew(sampler, states, train)), train.mesh)
 
 
 @jax.jit

@@ -131,7 +131,7 @@ def resume(
 def check(
     run_dir: RunDir,
     as_json: AsJson = False,
-    noise_draws: Annotated[int, typer.Option(min=0, help="Mini-batches to measure the noise; 0: do not.")] = 1_000,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every line.")] = False,
     allow_code: AllowCode = False,
 ) -> int:
     """Check whether the samples can be trusted: exit code 0 if the certificate passes, 1 if not."""
@@ -145,8 +145,8 @@ def check(
     if result.trace.sizes["draw"] == 0:
         raise folder.RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
     with build.naming("check"):
-        verdict = certificate(result, noise_draws=noise_draws)
-    print(json.dumps(verdict.to_dict(), indent=2) if as_json else verdict.to_text(folder=run_dir))
+        verdict = certificate(result)
+    print(json.dumps(verdict.to_dict(), indent=2) if as_json else verdict.to_text(folder=run_dir, verbose=verbose))
     return DONE if verdict.passed else FAILED
 
 

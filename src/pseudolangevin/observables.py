@@ -48,6 +48,18 @@ OBSERVABLES = {
     "layer_virial_temperature": Observable(
         "virial temperature by layer", "w·∇U/N within each layer", "loss", ("layer",)
     ),
+    "centred_virial_temperature": Observable(
+        "virial temperature about a reference",
+        "(w − w0)·∇U/N within each layer, with w0 the weights at an earlier record; see pseudolangevin.stein",
+        "loss",
+        ("reference", "layer"),
+    ),
+    "direction_position": Observable(
+        "position along directions", "projection of the weights on fixed directions", dims=("reference", "direction")
+    ),
+    "direction_gradient": Observable(
+        "gradient along directions", "projection of ∇U on fixed directions", "loss", ("reference", "direction")
+    ),
     "temperature_ratio": Observable("temperature ratio", "quantiles of the current ratios", dims=("quantile",)),
     "max_temperature_ratio": Observable("largest temperature ratio", "largest current ratio of any weight"),
     "peak_temperature_ratio": Observable(
@@ -91,10 +103,11 @@ def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | Non
     """Return a user's observables as a tuple; raise unless they are named functions."""
     if not isinstance(observables, Mapping | None):
         raise ValueError(f"observables = {str(observables)[:60]!r} is not a dict; pass names and functions")
+    dims = {dim for observable in OBSERVABLES.values() for dim in observable.dims}
     for name, function in (observables or {}).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"observables has the name {name!r}; use a Python identifier, such as 'margin'")
-        if name in OBSERVABLES or name in ("temperature", "chain", "draw", "step", "layer", "quantile", "class"):
+        if name in OBSERVABLES or name in ("temperature", "chain", "draw", "step", *dims):
             raise ValueError(f"observables has the name {name!r}, which the trace uses already; choose another")
         if not callable(function):
             raise ValueError(f"observables[{name!r}] = {function!r} is not callable; pass f(weights, dataset)")
@@ -103,8 +116,11 @@ def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | Non
 
 def observe(
     sampler: Sampler, state: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
-) -> dict[str, Array]:
-    """Return all observables of one chain; `loss` as a (high, low) pair of a compensated sum."""
+) -> tuple[dict[str, Array], Weights, Weights]:
+    """Return all observables of one chain, its position and the exact gradient there.
+
+    The observable `loss` is a (high, low) pair of a compensated sum.
+    """
     potential, weights = sampler.potential, sampler.position(state)
     # Training needs no virial temperature, and a pass without gradient takes a third of the time.
     sums = exact_sums(potential, weights, train, chunk_size, with_gradient=sampler.uses_temperature)
@@ -129,7 +145,7 @@ def observe(
         record |= {name: m.high + m.low for name, m in zip(("test_loss", "test_error"), means, strict=False)}
     for name, function in own:
         record[name] = jnp.asarray(function(weights, train))
-    return record | sampler.measure(state, sums.gradient)
+    return record | sampler.measure(state, sums.gradient), weights, sums.gradient
 
 
 def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:

@@ -32,6 +32,8 @@ class Result:
     states: Any
     """Final states, leading axis over all chains, temperature by temperature."""
     sampler: Sampler
+    seconds: float = math.nan
+    """Time that the run took."""
 
     def __repr__(self) -> str:
         """Return a summary."""

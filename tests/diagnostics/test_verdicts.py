@@ -39,7 +39,26 @@ def test_the_rule_at_its_limits():
     assert verdict(0.2, 0.0, p_value=0.5) is Verdict.UNDECIDED
     assert verdict(np.nan, np.nan) is Verdict.UNDECIDED
     open_line = Measurement("toy", 0.05, 0.05, 0.0, 0.1, effective_samples=50, num_draws=100)
-    line = judge(open_line, 10, RunLength(100, 5), temperature=None, chain=0)
-    assert "more records" in line.message
+    line = judge(open_line, 10, RunLength(100, 5, 500), temperature=None, chain=0)
+    assert "times as many samples" in line.message
     assert line.more_steps > 0
-    assert RunLength(100, 5).more_steps(1_000) == np.inf
+    assert RunLength(100, 5, 500).more_steps(1_000) == np.inf
+
+
+def test_an_own_bound_decides_about_a_pass_and_an_own_p_value_about_a_failure():
+    def verdict(value, bound, p_value):
+        return Measurement("toy", value, 0.01, 0.0, 0.1, bound=bound, p_value=p_value).verdict(10)[0]
+
+    assert verdict(0.05, 0.09, 1.0) is Verdict.PASSED
+    assert verdict(0.05, 0.11, 1.0) is Verdict.UNDECIDED
+    assert verdict(0.2, 0.3, 1e-4) is Verdict.FAILED
+    assert verdict(0.2, 0.3, 0.01) is Verdict.UNDECIDED
+
+
+def test_the_time_of_a_longer_run_and_records_that_are_too_rare():
+    length = RunLength(400, 100, 40_000, seconds=60.0)
+    assert length.more_steps(2.0) == 640 * 100
+    assert length.duration(80_000) == ": about 2 minutes"
+    assert RunLength(400, 100, 40_000).duration(80_000) == ""
+    dense = RunLength(400, 100, 40_000, independence=0.9)
+    assert (length.denser, dense.denser, dense.more_steps(2.0)) == (1, 4, 640 * 25)

@@ -63,7 +63,9 @@ def make_result(trace: xr.Dataset, *, samples: int = 0) -> Result:
 def make_certificate(*verdicts: str, name: str = "drift of U", message: str = "") -> Certificate:
     numbered = enumerate(map(Verdict, verdicts))
     lines = tuple(Line(name, 1e-5, chain, 1.002, 0.003, 1.0, 0.03, verdict, message) for chain, verdict in numbered)
-    return Certificate(lines, ("R-hat needs two chains",), "pseudo_langevin", 11_160, 0.25, length=RunLength(80, 50))
+    return Certificate(
+        lines, ("R-hat needs two chains",), "pseudo_langevin", 11_160, 0.25, RunLength(80, 50, 4_000), {}
+    )
 
 
 @cache

@@ -41,7 +41,8 @@ OWN = {
     "adam": {"validation_loss", "validation_error", "validation_step", "best_step"},
 }
 COMMON = {"loss", "potential", "squared_norm", "error", "test_loss", "test_error", "dead_class", "status"}
-VIRIAL = {"virial_temperature", "layer_virial_temperature"}
+VIRIAL = {"virial_temperature", "layer_virial_temperature", "centred_virial_temperature"}
+VIRIAL |= {"direction_position", "direction_gradient"}
 TEMPERATURES = [1e-4, 1e-3]
 NUM_STEPS = 40
 

@@ -142,7 +142,7 @@ def fit(
         progress=progress,
         **options,
     )
-    failed = [line.name for line in certificate(result, noise_draws=0).failed_lines if line.name != "status"]
+    failed = [line.name for line in certificate(result).failed_lines if line.name != "status"]
     if failed:
         names = ", ".join(dict.fromkeys(failed))
         remedy = "raise num_steps, or see print(pl.certificate(result))"

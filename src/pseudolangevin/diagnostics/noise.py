@@ -6,7 +6,6 @@ every component. `draw` draws it as the sampler does; most other functions take 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,9 +30,6 @@ class NoiseDraws(NamedTuple):
     noise: Floats  # noise R^(b), axes (draw, component); components with 𝒱 = 0 are left out
     ratios: Floats  # current temperature ratios 𝒯_i of these components
     num_silent: int  # components of the full network with 𝒱 = 0, which have no noise
-    num_noisy: int  # components of the full network with 𝒱 > 0; `noise` holds all of them or a random subset
-    layers: np.ndarray  # layer of each component, as an index into `layer_names`
-    layer_names: tuple[str, ...]
 
 
 def draw(sampler: Any, state: Any, key: Key | int, *, num_draws: int = 250, max_components: int = 10_000) -> NoiseDraws:
@@ -48,9 +44,7 @@ def draw(sampler: Any, state: Any, key: Key | int, *, num_draws: int = 250, max_
     chosen = _subset(noisy, max_components, key)
     deviations = _deviations(sampler, key, state.weights, chosen, num_draws)
     noise = np.asarray(deviations, np.float64) / np.sqrt(variance[chosen])
-    layers = trees.layers(state.weights)
-    layer = np.repeat(np.arange(len(layers)), [trees.num_weights(tree) for tree in layers.values()])
-    return NoiseDraws(noise, ratios[chosen], len(variance) - len(noisy), len(noisy), layer[chosen], tuple(layers))
+    return NoiseDraws(noise, ratios[chosen], len(variance) - len(noisy))
 
 
 def _variance_and_ratios(sampler: Any, state: Any) -> list[Floats]:
@@ -84,113 +78,15 @@ def _deviations(sampler: Any, key: Key, weights: Weights, components: Array, num
     return lax.map(deviation, 1 + jnp.arange(num_draws))
 
 
-def _ks_distances(noise: Floats) -> Floats:
-    """Return the Kolmogorov–Smirnov distance of every component's draws (draw, component) from N(0, 1)."""
-    from scipy import special  # noqa: PLC0415
+def ks_fraction(noise: Floats) -> float:
+    """Return the share of components whose KS test against N(0, 1) has p > 0.05: 0.95 for noise N(0, 𝒱)."""
+    from scipy import special, stats  # noqa: PLC0415
 
     ordered = special.ndtr(np.sort(noise, axis=0))
     num = len(ordered)
     steps = np.arange(1, num + 1)[:, None] / num
-    return np.maximum((steps - ordered).max(axis=0), (ordered - steps + 1 / num).max(axis=0))
-
-
-def ks_fraction(noise: Floats) -> float:
-    """Return the share of components whose KS test against N(0, 1) has p > 0.05: 0.95 for noise N(0, 𝒱)."""
-    from scipy import stats  # noqa: PLC0415
-
-    return float(np.mean(_ks_distances(noise) < stats.kstwo.isf(0.05, len(noise))))
-
-
-def ks_shape_fraction(noise: Floats) -> float:
-    """Return the same for components divided by their root mean square: 0.95 for Gaussian noise of any variance."""
-    scale = np.sqrt(np.mean(noise**2, axis=0))
-    distances = _ks_distances(np.divide(noise, scale, out=np.zeros_like(noise), where=scale > 0))
-    # An estimated scale makes the distances smaller. 1.329 is their 5 % point by simulation, with Stephens' correction
-    # for the number of draws (J. Am. Stat. Assoc. 69, 730 (1974)).
-    root = np.sqrt(len(noise))
-    return float(np.mean(distances * (root + 0.12 + 0.11 / root) < 1.329))
-
-
-def misplaced_energy(noise: Floats, ratios: Floats, momentum_retention: float) -> tuple[float, float]:
-    """Return (1 + c1²)·⟨𝒯_i·|⟨R_i²⟩ − 1|⟩, the share of energy in the wrong components, and its jackknife error.
-
-    |⟨R²⟩ − 1| of n draws is positive by chance: √(2/n)·√(2/π) where R is N(0, 1), in general with the standard
-    deviation of R² instead of √2. This is subtracted. Where 𝒱 is wrong by more than chance, too much is subtracted:
-    0.05·𝒯 for 1000 draws.
-    """
-    num_draws, squares, factor = len(noise), noise**2, 1 + momentum_retention**2
-    by_chance = squares.std(axis=0, ddof=1) * math.sqrt(2 / (math.pi * num_draws))
-    total = squares.sum(axis=0)
-    value = factor * float(np.mean(ratios * (np.abs(total / num_draws - 1) - by_chance)))
-    left_out = [
-        factor * float(np.mean(ratios * np.abs((total - part.sum(axis=0)) / (num_draws - len(part)) - 1)))
-        for part in np.array_split(squares, min(20, num_draws))
-    ]
-    return value, math.sqrt(len(left_out) - 1) * float(np.std(left_out))
-
-
-class CollectiveNoise(NamedTuple):
-    """Share of the energy that correlated mini-batch noise moves to collective directions."""
-
-    share: float  # share H of the directions that can be seen; a lower estimate
-    share_error: float  # standard error of `share`
-    share_bound: float  # upper bound on H
-    eigenvalues: Floats  # λ of these directions, largest first, as of the full network
-    independent_components: float  # N²/tr(C²): independent components that would be as correlated by chance
-
-
-def collective_noise(
-    noise: Floats, ratios: Floats, momentum_retention: float, *, num_components: int | None = None
-) -> CollectiveNoise:
-    """Bracket the share of energy that uncorrected correlations of the mini-batch noise (draw, component) move.
-
-    Pseudo-Langevin subtracts only the diagonal 𝒱 of the noise's covariance. A direction of eigenvalue λ of the
-    correlation matrix C is held at T·[1 + (1 + c1²)·𝒯·(λ − 1)]. The mean temperature is right, but energy moves from
-    the many directions with λ < 1 to the few with λ > 1. The share moved,
-
-        H = (1 + c1²)·𝒯·(1/N)·Σ_k max(λ_k − 1, 0)   ≤ (1 + c1²)·𝒯,
-
-    is bracketed from n draws: from below by the eigenvalues that stand out of the noise of n draws (Marchenko–Pastur);
-    from above by Cauchy and Schwarz. With s1 the sum and s2 the sum of squares of λ − 1 over the directions seen,
-    Σ max(λ − 1, 0) ≤ [s1 + √(N·(tr C² − N − s2))]/2, and pairs of draws give tr(C²) without bias.
-
-    C is weighted with √(𝒯_i·𝒯_j)/mean 𝒯 of the actual noise. A random subset of `num_components` sees eigenvalues
-    smaller in proportion, and H unchanged.
-    """
-    num_draws, num = noise.shape
-    scale = np.sqrt(np.mean(noise**2, axis=0))
-    ratio = ratios * scale**2
-    mean_ratio = float(ratio.mean())
-    weight = np.sqrt(ratio / mean_ratio)
-    weighted = noise * np.divide(weight, scale, out=np.zeros(num), where=scale > 0)
-    gram = weighted @ weighted.T
-    pairs = gram**2
-    np.fill_diagonal(pairs, 0.0)
-    per_draw = pairs.sum(axis=1) / (num_draws - 1)  # tr(C²) = ⟨(R_a·R_b)²⟩, a U-statistic of order 2
-    squares, squares_error = float(per_draw.mean()), float(2 * per_draw.std(ddof=1) / math.sqrt(num_draws))
-    diagonal = float(np.sum(weight**4))
-    spikes = _spikes(np.linalg.eigvalsh(gram)[::-1] / num_draws, num_draws, num)
-    s1, s2 = float(np.sum(spikes - 1)), float(np.sum((spikes - 1) ** 2))
-    # One-sided 95 % bound on tr(C²); what the directions seen do not explain may be spread in the worst way.
-    unexplained = max(squares + 1.645 * squares_error - diagonal - s2, 0.0)
-    bound = min(max(s1, 0.5 * (s1 + math.sqrt(num * unexplained))), float(num))
-    unit = (1 + momentum_retention**2) * mean_ratio / num
-    error = math.sqrt(2 / num_draws * float(np.sum(spikes**2)))
-    full = 1 + (spikes - 1) * (num_components or num) / num
-    return CollectiveNoise(unit * s1, unit * error, unit * bound, full, num / max(squares / diagonal, 1.0))
-
-
-def _spikes(observed: Floats, num_draws: int, num: int) -> Floats:
-    """Return the population eigenvalues that belong to the sample eigenvalues outside of the noise.
-
-    Sample eigenvalues of white noise end at (1 + √γ)², γ = components/draws, up to a width (Johnstone 2001). An
-    eigenvalue λ > 1 + √γ appears as ℓ = λ·(1 + γ/(λ − 1)), solved here for λ (Baik and Silverstein 2006).
-    """
-    root_sum = math.sqrt(num_draws) + math.sqrt(num)
-    width = root_sum * (num_draws**-0.5 + num**-0.5) ** (1 / 3) / num_draws
-    outside = observed[observed > root_sum**2 / num_draws + 3 * width]
-    half = (outside + 1 - num / num_draws) / 2
-    return half + np.sqrt(np.maximum(half**2 - outside, 0.0))
+    distances = np.maximum((steps - ordered).max(axis=0), (ordered - steps + 1 / num).max(axis=0))
+    return float(np.mean(distances < stats.kstwo.isf(0.05, num)))
 
 
 @dataclass(frozen=True)

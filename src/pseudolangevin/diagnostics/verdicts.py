@@ -11,14 +11,16 @@ A certificate fails when *any* line fails, so q_fail shares one false alarm in a
 It passes only when *all* lines pass, so q_pass needs no such correction (an intersection-union test). Both are
 quantiles of Student's distribution. q_pass has one degree of freedom per effective sample; for averages along a chain
 q_fail has a fifth of that, because their autocorrelation time is estimated from the same draws. The effective samples
-of a short series are overestimated, so below 20 a line fails only by an error known beforehand.
+of a short series are overestimated, so below 20 a line fails only by an error known beforehand. Lines about the
+worst of many weights or directions have a bound on the deviation and a p-value of their own.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from io import StringIO
@@ -53,7 +55,6 @@ class Line:
     message: str
     required: bool = True  # whether the verdict counts for the certificate; False for lines that are for information
     more_steps: float = 0.0  # steps of every chain that an undecided line still needs; infinite for very many
-    more_draws: float = 0.0  # draws of mini-batch noise that an undecided line still needs
 
     @property
     def passed(self) -> bool:
@@ -64,6 +65,19 @@ class Line:
     def label(self) -> str:
         """The verdict as a word; "info" for a line that did not pass and does not count."""
         return str(self.verdict) if self.required or self.passed else "info"
+
+    @property
+    def kind(self) -> str:
+        """Name of the row of the summary that the line belongs to."""
+        name = re.split(r", | of (?:U|\|w\|²|the loss)$", self.name)[0]
+        return name if self.chain is None or self.name == "status" else f"{name} of single chains"
+
+    @property
+    def badness(self) -> tuple[bool, int, float]:
+        """A number by which lines are sorted: whether it counts, the verdict, and the share of the tolerance in use."""
+        away = abs(self.value - self.expected) + 2 * self.uncertainty
+        share = away / self.tolerance if self.tolerance > 0 and math.isfinite(away) else 0.0
+        return self.required, (Verdict.PASSED, Verdict.UNDECIDED, Verdict.FAILED).index(self.verdict), share
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ class Measurement:
     rule: Literal["bias", "enough", "consistent"] = "bias"  # rule of this module; never fails; see `needed_error`
     effective_samples: float = math.inf
     num_draws: int | None = None  # retained draws that were averaged; None for a number that is not from the trace
-    upper: float | None = None  # upper bound on `value` with 95 % confidence, if it does not follow from the error
+    bound: float | None = None  # upper bound on the deviation, where it does not follow from the error
     known_error: float = math.inf  # standard error known beforehand, by which the line can fail with few samples
     needed_error: float = math.inf  # largest standard error with which a "consistent" number passes
     p_value: float | None = None  # probability of such a deviation by chance, for a line with a test of its own
@@ -115,19 +129,21 @@ class Measurement:
         false_alarm = FALSE_ALARM / ((2 if self.side == "both" else 1) * num_lines)
         freedom = samples if self.num_draws is None else independent(samples)
         fail_quantile, pass_quantile = _quantile(false_alarm, freedom), _quantile(0.05, samples)
-        reach = pass_quantile * error if self.upper is None else self.upper - self.value
+        bound = deviation + pass_quantile * error if self.bound is None else self.bound
         if samples >= MIN_EFFECTIVE_SAMPLES:
             by_chance = self.p_value is not None and self.p_value >= FALSE_ALARM / num_lines
             if deviation - tolerance > fail_quantile * error and not by_chance:
                 return Verdict.FAILED, 0.0
-            if deviation + reach <= tolerance:
+            if bound <= tolerance:
                 return Verdict.PASSED, 0.0
         elif deviation - tolerance > _quantile(false_alarm, math.inf) * max(self.known_error, error):
             return Verdict.FAILED, 0.0
-        if self.upper is not None or self.p_value is not None:
+        if self.bound is not None or self.p_value is not None:
             return Verdict.UNDECIDED, self.longer
         quantile, distance = pass_quantile if deviation <= tolerance else fail_quantile, abs(tolerance - deviation)
         needed = (quantile * error / distance) ** 2 if distance > 0 else math.inf
+        if deviation <= 2 * error:  # it may be chance, and then shrinks as the error does
+            needed = ((pass_quantile + 1) * error / tolerance) ** 2 if tolerance > 0 else needed
         needed = min(needed, 2.0) if self.settles else needed
         return Verdict.UNDECIDED, max(needed, MIN_EFFECTIVE_SAMPLES / samples, 1.1)
 
@@ -145,42 +161,48 @@ def _quantile(tail: float, samples: float) -> float:
 
 @dataclass(frozen=True)
 class RunLength:
-    """Length of a run, to convert a factor in samples into steps."""
+    """Length of a run, to convert a factor in samples into steps and seconds."""
 
     num_records: int
     steps_per_record: int
-    noise_draws: int = 0
+    num_steps: int
+    seconds: float = math.nan  # time that the run has taken
+    independence: float = 0.0  # effective samples per record; near 1, records more often give more samples
     largest_factor: ClassVar[int] = 100  # largest factor by which a run is recommended to be longer
 
     @property
-    def num_steps(self) -> int:
-        """Steps of every chain."""
-        return self.num_records * self.steps_per_record
+    def denser(self) -> int:
+        """Factor by which records should be more frequent: 1, or more if nearly every record is a new sample."""
+        return max(1, min(4, self.steps_per_record)) if self.independence > 0.5 else 1
 
     def more_steps(self, factor: float) -> float:
         """Return the additional steps for `factor` times the samples, and for 30 % more: the factor is uncertain."""
         if not factor <= self.largest_factor:
             return math.inf
-        return max(1, math.ceil((1.3 * factor - 1) * self.num_records)) * self.steps_per_record
+        return max(1, math.ceil((1.3 * factor - 1) * self.num_records)) * max(1, self.steps_per_record // self.denser)
+
+    def duration(self, num_steps: float) -> str:
+        """Return the time that steps take, as text; empty if it is not known."""
+        seconds = self.seconds * num_steps / max(1, self.num_steps)
+        if not math.isfinite(seconds):
+            return ""
+        units = ((90, 1, "seconds"), (5400, 60, "minutes"), (172_800, 3600, "hours"), (math.inf, 86_400, "days"))
+        _, unit, name = next(row for row in units if seconds < row[0])
+        return f": about {max(1, math.ceil(seconds / unit))} {name}"
 
 
 def judge(m: Measurement, num_lines: int, length: RunLength, temperature: float | None, chain: int | None) -> Line:
     """Return the line of a certificate for one of `num_lines` measurements, with its message."""
     verdict, factor = m.verdict(num_lines)
     words = ["" if m.required else "for information", m.comment, m.remedy if verdict is Verdict.FAILED else ""]
-    more_steps = more_draws = 0.0
+    more_steps = 0.0
     if verdict is Verdict.UNDECIDED and factor > 0:
-        if m.num_draws is None:
-            factor = min(factor, length.largest_factor)
-            words.append(f"about {factor:.1f} times as many draws are needed")
-            more_draws = (factor - 1) * length.noise_draws
-        elif math.isinf(more_steps := length.more_steps(factor)):
+        if math.isinf(more_steps := length.more_steps(factor)):
             words.append(f"a run more than {length.largest_factor} times as long is needed")
         else:
-            records = more_steps // length.steps_per_record
-            words.append(f"about {records:,} more records ({more_steps:,} steps) are needed")
+            words.append(f"about {factor:.1f} times as many samples are needed")
     message, numbers = "; ".join(filter(None, words)), (m.value, m.standard_error, m.expected, m.tolerance)
-    return Line(m.name, temperature, chain, *numbers, verdict, message, m.required, more_steps, more_draws)
+    return Line(m.name, temperature, chain, *numbers, verdict, message, m.required, more_steps)
 
 
 @dataclass(frozen=True)
@@ -193,6 +215,7 @@ class Certificate:
     num_weights: int
     burn_in: float
     length: RunLength
+    settings: dict[str, Any]  # of the sampler
 
     @property
     def verdict(self) -> Verdict:
@@ -217,28 +240,46 @@ class Certificate:
 
     @property
     def advice(self) -> str:
-        """What would decide an undecided certificate; empty for others."""
+        """What to do next, with the time that it takes; empty for a certificate that passed."""
         return self._advice(None)
 
     def _advice(self, folder: Path | None) -> str:
-        """Return the advice, with the command that continues the run in a folder."""
-        if self.verdict is not Verdict.UNDECIDED:
+        """Return the advice, as a command if the run is in a folder."""
+        if self.verdict is Verdict.PASSED:
             return ""
-        lines, parts = self._lines(Verdict.UNDECIDED), []
-        if steps := max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0):
-            total = self.length.num_steps + steps
-            command = f"; `pseudolangevin resume {folder} --steps {total}`" if folder else f", {total:,} in all"
-            parts.append(f"about {steps:,} more steps per chain{command}")
+        lines, length = self._lines(self.verdict), self.length
+        if self.verdict is Verdict.FAILED:
+            slow = any(line.name.startswith(("stationarity", "R-hat")) for line in lines)  # it explains the others
+            return self._continued(folder, length.num_steps, 1) if slow else self._again(folder, lines)
+        steps = max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0)
+        parts = [self._continued(folder, steps, length.denser)] if steps else []
         if far := [line for line in lines if math.isinf(line.more_steps)]:
-            longer = "even longer" if steps else f"a run more than {self.length.largest_factor} times as long"
+            longer = "even longer" if steps else f"a run more than {length.largest_factor} times as long"
             parts.append(f"{longer} for {_names(far)}")
-        if draws := math.ceil(max((line.more_draws for line in lines), default=0.0)):
-            draws += self.length.noise_draws
-            again = f"`pseudolangevin check {folder} --noise-draws {draws}`"
-            parts.append(f"more draws of noise: {again if folder else f'certificate(..., noise_draws={draws})'}")
-        others = [line for line in lines if not (line.more_steps or line.more_draws)]
-        parts += [f"{line.name}: {line.message}" for line in others[:1]]
-        return f"undecided: {'; '.join(parts)}"
+        parts += [f"{line.name}: {line.message}" for line in lines if not line.more_steps][:1]
+        return "; ".join(parts)
+
+    def _continued(self, folder: Path | None, steps: int, denser: int) -> str:
+        """Return the advice to continue a run."""
+        total, every = self.length.num_steps + steps, max(1, self.length.steps_per_record // denser)
+        if self.sampler == "samples":
+            return f"go on: {total:,} draws per chain" if denser == 1 else "go on, and keep draws more often"
+        often, time = "record more often: " if denser > 1 else "run longer: ", self.length.duration(steps)
+        if folder:
+            dense = f" --record-every {every}" if denser > 1 else ""
+            return f"{often}pseudolangevin resume {folder} --steps {total}{dense}{time}"
+        return f"{often}num_steps={total}" + (f", record_every={every}" if denser > 1 else "") + time
+
+    def _again(self, folder: Path | None, lines: Sequence[Line]) -> str:
+        """Return the advice to sample again with a smaller step."""
+        name = next((name for name in ("temperature_ratio", "time_step") if self.settings.get(name)), None)
+        if name is None or any(line.message and line.name == "status" for line in lines):
+            return f"sample again; {lines[0].message}"
+        value, steps = f"{self.settings[name] / 2:.3g}", 2 * self.length.num_steps
+        if folder is None:
+            return f"sample again: {name}={value}, num_steps={steps}{self.length.duration(steps)}"
+        command = f"pseudolangevin sample {folder}/config.toml --out {folder}-2 --set sampler.{name}={value}"
+        return f"sample again: {command} --set num_steps={steps}{self.length.duration(steps)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
@@ -250,29 +291,47 @@ class Certificate:
         lines = [{name: plain(value) for name, value in asdict(line).items()} for line in self.lines]
         return {"verdict": self.verdict.value, **about, "notes": list(self.notes), "lines": lines}
 
-    def to_text(self, *, folder: Path | None = None) -> str:
-        """Return the table of lines, the notes, the verdict with the lines that decide it, and the advice."""
+    def to_text(self, *, folder: Path | None = None, verbose: bool = False) -> str:
+        """Return a table, the notes, the verdict with the lines that decide it, and the advice.
+
+        Args:
+            folder: run folder, for the command in the advice.
+            verbose: all lines, instead of the worst line of every kind.
+        """
         from rich.console import Console  # noqa: PLC0415
         from rich.table import Table  # noqa: PLC0415
 
         table = Table(box=None, pad_edge=False)
-        for title in ("T", "chain", "line", "value ± error", "expected ± tolerance", "verdict", ""):
-            table.add_column(title, no_wrap=title not in ("line", ""), justify="right" if "±" in title else "left")
-        for line in self.lines:
+        titles = ("line", "T", "chain", "value ± error", "expected ± tolerance", "verdict")
+        for title in (*titles, "" if verbose else "passed"):
+            table.add_column(title, no_wrap=title != "", justify="right" if "±" in title else "left")
+        for name, line, last in self._rows(verbose):
             temperature = "" if line.temperature is None else f"{line.temperature:g}"
             value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
             where = "all" if line.chain is None else str(line.chain)
-            table.add_row(temperature, where, line.name, value, expected, line.label, line.message)
+            table.add_row(name, temperature, where, value, expected, line.label, last)
         Console(file=(stream := StringIO()), width=160, color_system=None).print(table)
         passed, failed, undecided = map(self._lines, Verdict)
         summary = f"certificate {self.verdict}: {len(passed)} of {len(passed + failed + undecided)} lines passed"
         summary += f"; failed: {_names(failed)}" if failed else ""
         summary += f"; undecided: {_names(undecided)}" if undecided else ""
-        last = [*(f"note: {note}" for note in self.notes), summary, self._advice(folder)]
-        return "\n".join([*map(str.rstrip, stream.getvalue().splitlines()), *filter(None, last)])
+        first = {line.kind: f"{line.kind}: {line.message}" for line in reversed(failed)}
+        remedies = [] if verbose else list(reversed(first.values()))[:4]
+        below = [*(f"note: {note}" for note in self.notes[:3]), summary, *remedies, self._advice(folder)]
+        return "\n".join([*map(str.rstrip, stream.getvalue().splitlines()), *filter(None, below)])
+
+    def _rows(self, verbose: bool) -> Iterator[tuple[str, Line, str]]:
+        """Yield name, line and last column of every row of the table."""
+        if verbose:
+            yield from ((line.name, line, line.message) for line in self.lines)
+            return
+        for kind in dict.fromkeys(line.kind for line in self.lines):
+            lines = [line for line in self.lines if line.kind == kind]
+            num_passed = sum(line.passed for line in lines)
+            yield kind, max(lines, key=lambda line: line.badness), f"{num_passed} of {len(lines)}"
 
     def __str__(self) -> str:
-        """Return the certificate as a table."""
+        """Return the summary."""
         return self.to_text()
 
 

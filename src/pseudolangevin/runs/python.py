@@ -143,7 +143,7 @@ def _finish(outcome: session.Outcome, make: Any) -> Result:
         from ..diagnostics import certificate  # noqa: PLC0415
 
         # Draws of noise take as long as steps do: at most 5 % of the run.
-        made = certificate(result, noise_draws=1_000 if outcome.step >= 20_000 else 0)
+        made = certificate(result)
         with disk_errors(folder):
             noted = {"step": outcome.step, "text": made.to_text(), **made.to_dict()}
             write_atomically(folder.certificate, json.dumps(noted, indent=2))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -152,12 +153,14 @@ def load(path: str | Path, *, samples: bool = True, num_records: int | None = No
         notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
     for note in notes:
         warnings.warn(note, stacklevel=3)
-    dataset = to_dataset(header, trace).drop_vars("seconds").assign_attrs(record_every=settings.record_every)
+    dataset = to_dataset(header, trace).assign_attrs(record_every=settings.record_every)
+    seconds = float(dataset["seconds"][-1]) if dataset.sizes["draw"] else math.nan
+    dataset = dataset.drop_vars("seconds")
     draws = None
     if kept:
         draws = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), kept)
         dataset.attrs["keep_weights_every"] = settings.recording.keep_weights_every
-    return replace(run.result(run.put(states), [], every=1), trace=dataset, samples=draws)
+    return replace(run.result(run.put(states), [], every=1), trace=dataset, samples=draws, seconds=seconds)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,8 @@ class HybridState(NamedTuple):
     """Moves accepted since the warm-up ended; during the warm-up, since the start."""
     kinetic_temperature: Array
     """⟨p²/M⟩ at the end of the last move: of the trajectory's end if accepted, of its start if not."""
+    tests: Any = ()
+    """`stein.SteinSums` of a run; empty outside one."""
 
 
 class Proposal(NamedTuple):

@@ -64,6 +64,8 @@ class LangevinState(NamedTuple):
     """Factor of the friction that compensates for the noise of its batch; see `balanced`."""
     friction_load: Array
     """Load of the friction at the last refresh, before masses were raised for it; see `balanced`."""
+    tests: Any = ()
+    """`stein.SteinSums` of a run; empty outside one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -1,0 +1,96 @@
+"""Evidence: sums and projections of a run against NumPy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pseudolangevin as pl
+from pseudolangevin import stein
+
+from .diagnostics import gaussian_toy as toy
+
+NUM_RECORDS = 37
+
+
+@pytest.fixture(scope="module")
+def result() -> pl.Result:
+    sampler = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.2, momentum_retention=0.9)
+    settings: dict[str, Any] = {
+        "temperatures": [0.1, 0.2],
+        "num_chains": 2,
+        "num_steps": 5 * NUM_RECORDS,
+        "record_every": 5,
+    }
+    return pl.sample(sampler, toy.weights(0.3), **settings, keep_weights_every=1, key=0)
+
+
+def flat(tree) -> np.ndarray:
+    """Weights (temperature, chain, draw, weight) in the order of the tree."""
+    return np.concatenate([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)], axis=-1)
+
+
+def test_sums_are_those_of_blocks_of_records(result):
+    tests, w = result.states.tests, flat(result.samples).reshape(4, NUM_RECORDS, -1)
+    assert tests.num_records.tolist() == [NUM_RECORDS] * 4
+    assert tests.block_length.tolist() == [4] * 4  # 37 records are more than 16 blocks of 2
+    g = w - flat(jax.tree.map(jnp.zeros_like, toy.weights()))  # U = |w|²/2 + constant
+    for block in range(NUM_RECORDS // 4):
+        part = slice(4 * block, 4 * block + 4)
+        sums = [x[:, part].sum(axis=1) for x in (w, g, w * g, w * w)]
+        np.testing.assert_allclose(np.asarray(tests.sums[:, block]), np.stack(sums, axis=1), atol=2e-5)
+    means = stein.blocks(tests, 0.5)
+    assert means.shape == (4, 4, 4, toy.NUM_WEIGHTS)  # blocks from record 20 on, to record 36
+    np.testing.assert_allclose(means[:, 0, 0], w[:, 20:24].mean(axis=1), atol=1e-5)
+
+
+def test_references_are_means_of_the_records_between_powers_of_two(result):
+    w = flat(result.samples).reshape(4, NUM_RECORDS, -1)
+    means = [w[:, 16:32].mean(axis=1), w[:, 8:16].mean(axis=1)]
+    np.testing.assert_allclose(np.asarray(result.states.tests.reference), np.stack(means, axis=1), atol=1e-6)
+    np.testing.assert_allclose(np.asarray(result.states.tests.total), w[:, 32:].sum(axis=1), atol=1e-5)
+    found = result.trace["centred_virial_temperature"].values.reshape(4, NUM_RECORDS, 2, 2)
+    layers = [slice(0, 160), slice(160, 240)]  # large, small
+    for slot, mean in enumerate(means):
+        products = (w[:, 34] - mean) * w[:, 34]
+        expected = np.stack([products[:, layer].mean(axis=1) for layer in layers], axis=1)
+        np.testing.assert_allclose(found[:, 34, slot], expected, atol=1e-5)
+
+
+def test_projections_are_on_orthonormal_directions_that_stay(result):
+    tests, w = result.states.tests, flat(result.samples).reshape(4, NUM_RECORDS, -1)
+    directions = np.asarray(tests.directions, np.float64)
+    np.testing.assert_allclose(directions[0, 1] @ directions[0, 1].T, np.eye(16), atol=1e-5)
+    found = result.trace["direction_position"].values.reshape(4, NUM_RECORDS, 2, 16)
+    np.testing.assert_allclose(found[:, 33, 1], np.einsum("cdn,cn->cd", directions[:, 1], w[:, 33]), atol=1e-5)
+
+
+def test_directions_are_the_strongest_of_the_noise():
+    scales = np.array([5.0, 3.0, 2.0, *[0.1] * 37])
+    inputs = (np.random.default_rng(0).normal(size=(4_000, 40)) * scales).astype(np.float32)
+    potential = pl.Potential(lambda w, batch: batch[0] @ w)
+    found = stein.strongest_directions(potential, jnp.zeros(40), (inputs, inputs[:, 0]), jax.random.key(0), 5)
+    np.testing.assert_allclose(np.abs(np.asarray(found)[:3, :3]), np.eye(3), atol=0.05)
+
+
+@pytest.mark.parametrize("num_records", [16, 17, 31, 32, 33, 100, 255, 256, 257, 400, 1_000])
+def test_every_retained_record_has_the_same_reference_from_before_it(num_records):
+    draws = np.arange(1, num_records + 1)
+    slots = stein.slots(draws, 0.5)
+    retained = draws > num_records // 2
+    assert (slots[retained] >= 0).all()
+    powers = np.ceil(np.log2(draws[retained])).astype(int) - 1 - slots[retained]
+    assert len(set(powers)) == 1
+    assert 2 ** powers[0] <= num_records // 2
+    assert (stein.slots(draws, 0.1)[-num_records // 2 :] >= 0).all()
+    assert (stein.slots(draws[:8], 0.5) == -1).all()
+
+
+def test_there_are_no_sums_without_temperature_or_with_a_part_of_the_examples():
+    data = toy.dataset()
+    training = pl.Run(pl.adam(toy.POTENTIAL, data)).start(toy.weights(), 0)
+    assert not getattr(training, "tests", ())
+    partial = pl.Run(toy.sampler(), temperatures=[0.1], observe_examples=10).start(toy.weights(), 0)
+    assert partial.tests == ()
