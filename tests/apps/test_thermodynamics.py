@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,6 +61,10 @@ def test_a_fixed_prior_stays_the_same_when_the_temperature_changes():
     squares = 4 / (1 / 0.2 + 1 / 0.25) + shrinkage**2 * np.sum((1 - CLOUD.inputs.mean(axis=0)) ** 2)
     assert found.mean - float(BOTTOM) == pytest.approx(float(squares) / 2, abs=4 * found.standard_error)
     assert found.standard_error < 0.02
+    annealed = pl.annealed(sampler, lambda step: 0.2, every=10)
+    state = annealed.at(1.0).refresh(annealed.at(1.0).init(jax.random.key(0), jnp.zeros(4), 1.0))
+    expected = potential.at(0.2).energy(jnp.zeros(4), CLOUD.batch)
+    assert float(state.energy.high) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_entropy_and_free_energy_of_a_bowl(cooled):

@@ -118,7 +118,8 @@ class ReplicaExchange(Base):
         """Return the state of a chain at step 0, with a record of its travels."""
         state = super().init(key, weights, temperature)  # type: ignore[safe-super]
         visits = Visits(state.temperature, *[jnp.zeros((), jnp.int32)] * 4)
-        return _with_visits(type(state))(*state, visits)
+        kind: Any = type(state)
+        return _with_visits(kind)(*state, visits)
 
     def exchange(self, states: Any, num_temperatures: int) -> Any:
         """Return the states of all chains, temperature by temperature, after one round of swaps.
