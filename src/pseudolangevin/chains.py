@@ -182,9 +182,11 @@ class Run:
         placement: Placement | Mesh | None = None,
     ) -> None:
         """Validate the arguments before anything is compiled."""
-        for name, given, kind in (("sampler", sampler, Sampler), ("test", test, Dataset)):
-            if not isinstance(given, kind) and (given is not None or name == "sampler"):
-                raise ValueError(f"{name} = {str(given)[:60]!r} is not a {kind.__name__}; pass one")
+        if not isinstance(sampler, Sampler):
+            remedy = "pass pl.balanced_langevin(potential, dataset)"
+            raise ValueError(f"sampler = {str(sampler)[:60]!r} is not a sampler; {remedy}")
+        if test is not None and not isinstance(test, Dataset):
+            raise ValueError(f"test = {str(test)[:60]!r} is not a Dataset; pass pl.Dataset(inputs, targets)")
         if not isinstance(placement, Placement | Mesh | None):
             raise ValueError(f"placement = {str(placement)[:60]!r} is not a Placement; pass pl.Placement(...)")
         self.sampler = sampler
@@ -419,7 +421,8 @@ class Run:
     def observe(self, states: Any) -> dict[str, np.ndarray]:
         """Return the observables of all chains, leading axis over all chains."""
         sampler, observed, test = self._placed
-        return observables.to_host(_observe(sampler, states, observed, test, self.own, self.chunk_size))
+        copies = jax.tree.map(jnp.copy, states)  # they are donated
+        return observables.to_host(_observe(sampler, copies, observed, test, self.own, self.chunk_size)[1])
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
