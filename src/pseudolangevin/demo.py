@@ -1,4 +1,4 @@
-"""The demo: four chains of a small network on the paper's task, on a CPU, in two minutes, with a certificate that passes.
+"""The demo: four chains of a small network on the paper's task, on a CPU, in two minutes, with their certificate.
 
 It writes a run folder like any other (`resume`, `check`, `watch` and `pl.load` work on it), a picture and a report, and
 prints the averages, alongside the published ones if the network is one of the paper's.
