@@ -3,11 +3,12 @@
     python benchmarks/noise_directions.py --out docs/balance.png      # a minute or two on two cores
 
 At every record the directions u are the eigenvectors of the covariance of the gradient noise at the current weights, in
-units of the thermal momentum. Given the weights, exp(−U/T) has independent thermal momenta p, so that in any direction
+units of the thermal momentum. With h the half-step momentum and h' the mean of the next one, exp(−U/T) has
 
-    <(u·M^(-1/2)·p)²> = T
+    <(u·M^(-1/2)·h)·(u·M^(-1/2)·(h + h'))> = (1 + c1²)·T
 
-whatever the potential. The left side over T is drawn, for the 30 noisiest directions and for the mean of all others.
+in any direction of a quadratic potential, at any stable time step and friction (docs/method.md). The left side over the
+right is drawn, for the 30 noisiest directions and for the mean of all others.
 """
 
 from __future__ import annotations
@@ -38,27 +39,35 @@ def problem() -> tuple[pl.Potential, pl.Dataset, pl.models.FeedForward]:
 
 
 @jax.jit
-def scaled(sampler: Any, state: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the thermal momentum M^(-1/2)·p and the covariance of the gradient of one example, scaled alike."""
-    potential, batch = sampler.potential, sampler.dataset.batch
-    gradient = ravel_pytree(jax.grad(potential.energy)(state.weights, batch))[0]
-    momentum, root = ravel_pytree(state.half_step_momentum)[0], jnp.sqrt(ravel_pytree(state.masses)[0])
+def scaled(sampler: Any, state: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return M^(-1/2)·h, M^(-1/2)·(h + h')/(1 + c1²), and the covariance of one gradient, scaled alike."""
+    potential, batch, retained = sampler.potential, sampler.dataset.batch, sampler.momentum_retention**2
+    momentum, mass = ravel_pytree(state.half_step_momentum)[0], ravel_pytree(state.masses)[0]
+    weights, back = ravel_pytree(state.weights)
+    moved, root = back(weights + sampler.time_step * momentum / mass), jnp.sqrt(mass)
     one = jax.grad(lambda w, x, y: potential.loss(w, (x[None], y[None])))
-    each = jax.vmap(lambda x, y: ravel_pytree(one(state.weights, x, y))[0])(*batch)
-    return (momentum + 0.5 * sampler.time_step * gradient) / root, jnp.cov(each.T) / jnp.outer(root, root)
+    each = jax.vmap(lambda x, y: ravel_pytree(one(moved, x, y))[0])(*batch)
+    covariance, kick = jnp.cov(each.T), 0.5 * (1 + retained) * sampler.time_step
+    force = ravel_pytree(jax.grad(potential.energy)(moved, batch))[0]
+    if isinstance(sampler, pl.balanced_langevin):
+        strength = state.friction_gain * kick / ((1 + retained) * sampler.batch_size * state.temperature)
+        force = force + strength * covariance @ (momentum / mass)
+    both = (1 + retained) * momentum - kick * force
+    return momentum / root, both / root / (1 + retained), covariance / jnp.outer(root, root)
 
 
 def temperatures(sampler: Any, start: Any, num_chains: int, num_records: int) -> tuple[np.ndarray, Any]:
-    """Return the mean of (u·M^(-1/2)·p)²/T of every chain and direction, noisiest first, and the last states."""
+    """Return the temperature over T of every chain and direction, noisiest first, and the last states."""
     run = pl.Run(sampler, temperatures=[TEMPERATURE], num_chains=num_chains, observe_examples=BATCH)
-    squares, skipped = [], num_records // 5
+    products, skipped = [], num_records // 5
     for record in run.records(run.start(start, 2), stop=EVERY * (num_records + skipped), every=EVERY):
         states = record.states
         if record.step > EVERY * skipped:
             found = [scaled(sampler, jax.tree.map(lambda x, c=c: x[c], states)) for c in range(num_chains)]
-            bases = [np.linalg.eigh(np.asarray(noise))[1][:, ::-1] for _, noise in found]
-            squares.append([(np.asarray(p) @ u) ** 2 / TEMPERATURE for (p, _), u in zip(found, bases, strict=True)])
-    return np.mean(squares, axis=0), states
+            for h, both, noise in found:
+                basis = np.linalg.eigh(np.asarray(noise))[1][:, ::-1]
+                products.append((np.asarray(h) @ basis) * (np.asarray(both) @ basis) / TEMPERATURE)
+    return np.mean(np.reshape(products, (-1, num_chains, len(products[0]))), axis=0), states
 
 
 def draw(found: dict[str, np.ndarray], path: Path) -> None:
