@@ -17,7 +17,7 @@ from pseudolangevin.runs import config, session
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 NOT_RUN = ("certificate", "tuning", "scaling")  # see below; a search by the clock; a placement on eight devices
