@@ -18,10 +18,15 @@ from pseudolangevin.runs import config, session
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 NOT_RUN = ("certificate", "tuning", "scaling")  # see below; a search by the clock; a placement on eight devices
 WIDTH = 100
+
+
+def page_name(page: Path) -> str:
+    """Return the name of a page in the names of tests."""
+    return page.relative_to(ROOT).with_suffix("").as_posix()
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
@@ -79,7 +84,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=page_name)
 def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
     monkeypatch.chdir(folder)
     matplotlib.use("Agg")
@@ -95,23 +100,29 @@ def test_the_first_program_of_the_readme_has_fifteen_lines_at_most():
     assert sum(bool(line.strip()) for line in blocks(ROOT / "README.md")[0].splitlines()) <= 15
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_to_files(page):
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_exist(page):
     known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     assert set(re.findall(r"^    pseudolangevin ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)) <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_prose_is_wrapped(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     prose = [line for line in text.splitlines() if not line.startswith(("|", "    ", "<!--"))]
     assert [line for line in prose if len(line) > WIDTH and "](" not in line] == []
+
+
+def test_every_public_name_is_in_the_reference_once():
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md")]
+    named = [name for page in pages for name in re.findall(r"^::: pl\.(\S+)$", page, re.MULTILINE)]
+    assert sorted(named) == sorted(pl.__all__)
 
 
 def test_the_configurations_of_the_docs_are_valid():
