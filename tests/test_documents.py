@@ -1,5 +1,6 @@
 """README and docs: their programs run, their links and commands exist, and their lines have the agreed width."""
 
+import json
 import re
 import tomllib
 from functools import partial
@@ -20,6 +21,7 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 NOT_RUN = ("certificate", "tuning", "scaling")  # see below; a search by the clock; a placement on eight devices
 WIDTH = 100
 
@@ -94,6 +96,27 @@ def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
         program = compile(shortened(block), page.name, "exec")
         if page.stem not in NOT_RUN:
             exec(program, names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=page_name)
+def test_the_cells_of_a_notebook_run_one_after_another(path):
+    matplotlib.use("Agg")
+    names: dict[str, Any] = {}
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        if cell["cell_type"] == "code":
+            code = re.sub(r"\brange\(100\)", "range(40)", shortened("".join(cell["source"])))
+            exec(compile(code, f"{path.name}, cell {number}", "exec"), names)
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=page_name)
+def test_a_notebook_is_small_and_was_executed_in_order(path):
+    assert path.stat().st_size < 300_000
+    cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert {output["output_type"] for cell in cells for output in cell["outputs"]} >= {"display_data", "stream"}
+    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
 
 
 def test_the_first_program_of_the_readme_has_fifteen_lines_at_most():
