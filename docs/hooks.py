@@ -25,13 +25,16 @@ PAGES |= {f"{name}.md": f"{name.lower()}.md" for name in ("CHANGELOG", "CONTRIBU
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
-class Examples(griffe.Extension):
-    """Show the section `Example:` of a docstring as a program, which griffe does for `Examples:` only."""
+class Docstrings(griffe.Extension):
+    """Docstrings as the site shows them."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rename the section."""
-        if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+        """Give samplers the arguments that they inherit; name the section `Example:` as griffe does, `Examples:`."""
+        if obj.docstring is None:
+            return
+        if obj.is_class and obj.module.path.startswith("pseudolangevin.samplers."):
+            obj.docstring.value = inspect.getdoc(getattr(importlib.import_module(obj.module.path), obj.name)) or ""
+        obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -62,6 +65,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(r"^::: pl\.(\S+)$", lambda found: entry(found[1]), markdown, flags=re.MULTILINE)
 
 
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Return a page whose signatures have the public names: `balanced_langevin(…)`, not `BalancedLangevin(…)`."""
+    if page.file.src_uri.startswith("reference/"):
+        package = importlib.import_module("pseudolangevin")
+        for name in package.__all__:
+            own = getattr(getattr(package, name), "__qualname__", name)
+            html = html.replace(
+                f'<span class="nf">{own}</span><span class="p">(', f'<span class="nf">{name}</span><span class="p">('
+            )
+    return html
+
+
 def target_of(link: str, source: str) -> str:
     """Return the path on the site of a link in the page `source`, as seen from the root of the site."""
     origin = {site: name for name, site in PAGES.items()}.get(source, f"docs/{source}")
@@ -76,11 +91,14 @@ def target_of(link: str, source: str) -> str:
 
 def entry(name: str) -> str:
     """Return the directive that documents a public name."""
-    found: Any = importlib.import_module("pseudolangevin")
+    found: Any = (package := importlib.import_module("pseudolangevin"))
     for part in name.split("."):
         found = getattr(found, part)
     path = found.__name__ if inspect.ismodule(found) else f"{found.__module__}.{found.__qualname__}"
-    return f"::: {path}\n    options:\n      heading: pl.{name}\n      toc_label: {name}\n"
+    options = {"heading": f"pl.{name}", "toc_label": name}
+    if inspect.isclass(found) and issubclass(found, package.Sampler) and found is not package.Sampler:
+        options["members"] = "false"  # they are those of `Sampler`
+    return "\n".join([f"::: {path}", "    options:", *(f"      {key}: {value}" for key, value in options.items())])
 
 
 def markdown_of(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, bytes]]:
@@ -93,12 +111,15 @@ def markdown_of(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, byt
             parts.append(text)
             continue
         parts.append(f"```python\n{text}\n```")
+        shown = ""
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
                 name = f"{stem}-{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode(data["image/png"])
                 parts.append(f"![Output of the cell above]({name})")
-            elif shown := "".join(output.get("text", data.get("text/plain", ""))).rstrip():
-                parts.append(f"```text\n{shown}\n```")
+            else:
+                shown += "".join(output.get("text", data.get("text/plain", "")))
+        if shown:
+            parts.append(f"```text\n{shown.rstrip()}\n```")
     return "\n\n".join(parts) + "\n", pictures
