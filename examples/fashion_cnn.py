@@ -216,7 +216,7 @@ class Comparison:
 
         step = jax.jit(blackjax.sghmc(log_posterior_gradient, 10).step)
         starts, kept = self.trained(chains), []
-        num_steps = (self.num_steps - chains * self.training_steps) // (10 * chains)
+        num_steps = max(1, (self.num_steps - chains * self.training_steps) // (10 * chains))
         every = max(1, num_steps // (2 * size.members // chains))
         for chain in range(chains):
             weights = jax.tree.map(lambda w, c=chain: w[0, c], starts)

@@ -86,6 +86,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # runs are short
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=page_name)
 def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
     monkeypatch.chdir(folder)

@@ -127,6 +127,7 @@ def test_the_bias_law_holds(tmp_path):
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # runs are short
 def test_training_by_sampling(capsys):
     small = ["--examples", "1000", "--temperature", "1e-3", "--steps", "400", "--adam-epochs", "10"]
     errors = train_by_sampling.main(small)
@@ -142,6 +143,7 @@ def test_the_search_for_a_temperature(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.count("test error") == 4
 
 
+@pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # runs are short
 def test_the_uncertainty_of_an_ensemble(tmp_path, capsys):
     picture = tmp_path / "uncertainty.png"
     size = ["--examples", "600", "--hidden", "10", "--temperature", "1e-3", "--steps", "400"]

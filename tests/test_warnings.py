@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin.chains import _Reporter as Reporter
+from pseudolangevin._progress import Reporter
 
 HEALTHY = np.zeros(4, np.int32)
 

@@ -4,7 +4,8 @@ import importlib
 from typing import Any
 
 from . import models
-from .chains import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning, Record, Result, Run, sample
+from ._progress import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning
+from .chains import Record, Result, Run, sample
 from .data import Dataset, Signs, StreamedDataset, tasks
 from .placement import Placement
 from .potential import (

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from jax.sharding import Mesh
 from . import _trees as trees
 from . import observables, placement, stein
 from ._checks import check_integer, check_positive
-from ._progress import progress_bar
+from ._progress import Reporter, progress_bar
 from ._random import as_key
 from ._trees import Array, Key, Weights
 from .data.dataset import Dataset
@@ -36,23 +35,11 @@ from .data.streamed import BLOCKS_AHEAD, StreamedDataset
 from .observables import OwnObservables, check_own
 from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
 from .results import Result
-from .samplers.base import HEALTHY, MAX_STEPS, Sampler, Status
+from .samplers.base import MAX_STEPS, Sampler, Status
 from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-class ChainStoppedWarning(UserWarning):
-    """A chain stopped; the others continue."""
-
-
-class ClippedNoiseWarning(UserWarning):
-    """The mini-batch noise of some weights alone exceeds the thermal noise, so they are too hot."""
-
-
-class DeadClassWarning(UserWarning):
-    """The score of a class is the same for nearly every example, so the class cannot be predicted."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +182,11 @@ class Run:
         placement: Placement | Mesh | None = None,
     ) -> None:
         """Validate the arguments before anything is compiled."""
-        for name, given, kind in (("sampler", sampler, Sampler), ("test", test, Dataset)):
-            if not isinstance(given, kind) and (given is not None or name == "sampler"):
-                raise ValueError(f"{name} = {str(given)[:60]!r} is not a {kind.__name__}; pass one")
+        if not isinstance(sampler, Sampler):
+            remedy = "pass pl.balanced_langevin(potential, dataset)"
+            raise ValueError(f"sampler = {str(sampler)[:60]!r} is not a sampler; {remedy}")
+        if test is not None and not isinstance(test, Dataset):
+            raise ValueError(f"test = {str(test)[:60]!r} is not a Dataset; pass pl.Dataset(inputs, targets)")
         if not isinstance(placement, Placement | Mesh | None):
             raise ValueError(f"placement = {str(placement)[:60]!r} is not a Placement; pass pl.Placement(...)")
         self.sampler = sampler
@@ -358,7 +347,7 @@ class Run:
             check_positive("max_seconds", max_seconds)
         if first > 0 and bool(np.all(np.asarray(placement.to_host(states.status)) != Status.RUNNING)):
             return  # nothing is left to continue; a new run goes on to its first record, which reports why
-        reporter = _Reporter(self)
+        reporter = Reporter(self)
         sampler, observed, test = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, recording = time.monotonic(), first, 0.0
@@ -432,7 +421,8 @@ class Run:
     def observe(self, states: Any) -> dict[str, np.ndarray]:
         """Return the observables of all chains, leading axis over all chains."""
         sampler, observed, test = self._placed
-        return observables.to_host(_observe(sampler, states, observed, test, self.own, self.chunk_size))
+        copies = jax.tree.map(jnp.copy, states)  # they are donated
+        return observables.to_host(_observe(sampler, copies, observed, test, self.own, self.chunk_size)[1])
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
@@ -585,69 +575,3 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
             f"temperatures = {values} repeats a value; use num_chains for several chains at one temperature"
         )
     return values
-
-
-class _Reporter:
-    """Warnings of a run: once for each chain that stopped, once for each dead class, once for clipped noise."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._stopped = np.zeros(run.size, bool)
-        self._clipping_reported = False
-        self._dead_reported: np.ndarray | bool = False
-        self._dead_before: np.ndarray | bool = False
-
-    @property
-    def all_stopped(self) -> bool:
-        return bool(self._stopped.all())
-
-    def mask_stopped(self, record: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the record with NaN for chains that failed; a chain that was done keeps its values."""
-        failed = ~np.isin(record["status"], HEALTHY)
-        if not failed.any():
-            return record
-        return {
-            name: np.where(failed.reshape(-1, *[1] * (values.ndim - 1)), np.nan, values)
-            if np.issubdtype(values.dtype, np.floating)
-            else values
-            for name, values in record.items()
-        }
-
-    def report(self, record: dict[str, np.ndarray], *, step: int, last: bool) -> None:
-        """Warn about what is new in this record.
-
-        A class may be dead for a moment, above all in training from random weights; it is reported if it was dead in
-        the record before as well, or at the end.
-        """
-        for index in map(int, np.flatnonzero((record["status"] != Status.RUNNING) & ~self._stopped)):
-            self._stopped[index] = True
-            status = Status(int(record["status"][index]))
-            if not status.healthy:
-                self._warn(index, f" stopped by step {step}: {status.explanation}", ChainStoppedWarning)
-        if "clipped_share" in record and not self._clipping_reported:
-            share = np.where(self._stopped, 0.0, record["clipped_share"])
-            worst = int(np.argmax(share))  # one chain speaks for all
-            if share[worst] > 0:
-                self._clipping_reported = True
-                self._warn(
-                    worst,
-                    f": at step {step} the mini-batch noise of {share[worst]:.1%} of the weights alone exceeds the "
-                    "thermal noise, so no noise is injected and they are too hot (clipped_share in the trace). Lower "
-                    "time_step or raise batch_size",
-                    ClippedNoiseWarning,
-                )
-        if "dead_class" in record:
-            persistent = record["dead_class"] if last else record["dead_class"] & self._dead_before
-            new = persistent & ~np.asarray(self._dead_reported)
-            self._dead_before, self._dead_reported = record["dead_class"], self._dead_reported | persistent
-            for index in map(int, np.flatnonzero(new.any(axis=-1))):
-                classes = ", ".join(str(c) for c in np.flatnonzero(new[index]))
-                self._warn(
-                    index,
-                    f": class {classes} is dead: its score is the same for nearly every example, so it hardly learns. "
-                    'Start from other weights, or use output_activation="identity"',
-                    DeadClassWarning,
-                )
-
-    def _warn(self, index: int, message: str, category: type[Warning]) -> None:
-        warnings.warn(self._run.chain_name(index) + message, category, stacklevel=4)

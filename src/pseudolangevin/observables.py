@@ -65,11 +65,6 @@ OBSERVABLES = {
     "peak_temperature_ratio": Observable(
         "peak temperature ratio", "largest ratio found by the last refresh, before masses were raised"
     ),
-    "stale_excess_temperature": Observable(
-        "stale excess temperature",
-        "relative excess temperature from noise above the old variance, found by the last refresh",
-        dims=("layer",),
-    ),
     "gradient_variance": Observable("gradient variance", "mean gradient variance of each layer", dims=("layer",)),
     "raised_share": Observable("raised share", "share of the masses raised by the last refresh"),
     "clipped_share": Observable(

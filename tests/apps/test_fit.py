@@ -93,6 +93,7 @@ def test_the_regression_ensemble_is_the_bayesian_posterior():
     assert prediction.calibration_error(targets[:20]) < 0.2
 
 
+@pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # a short run
 def test_a_classifier_is_fitted_at_the_temperature_found(small_task):
     fitted = pl.fit(
         small_task.potential,

@@ -159,17 +159,17 @@ def test_the_gradient_with_features_first(monkeypatch, sizes, output_activation,
     monkeypatch.setattr(fast, "DENSE_CHUNK", chunk)
     network = pl.models.feedforward(sizes, output_activation=output_activation)
     potential, weights, train = problem(network, 70)
-    gradient = fast._dense_gradient(network)
-    assert_close_to_double(potential, jax.jit(gradient)(weights, train.batch), weights, train)
+    gradient, mean = fast._dense_gradient(network), jnp.full((70,), 1 / 70, jnp.float32)
+    assert_close_to_double(potential, jax.jit(gradient)(weights, train.batch, mean), weights, train)
     several = jax.tree.map(lambda w: jnp.stack([0 * w, 100 * w]), weights)  # chains with a common batch; large logits
-    together = jax.jit(jax.vmap(gradient, in_axes=(0, None)))(several, train.batch)
+    together = jax.jit(jax.vmap(gradient, in_axes=(0, None, None)))(several, train.batch, mean)
     large = jax.tree.map(lambda w: 100 * w, weights)
     assert_close_to_double(potential, jax.tree.map(lambda g: g[1], together), large, train)
 
 
 def test_cases_in_which_the_gradient_with_features_first_is_used(monkeypatch) -> None:
     def marked(network: object) -> object:
-        return lambda weights, batch: jax.tree.map(lambda w: jnp.full_like(w, 7), weights)
+        return lambda weights, batch, coefficients: jax.tree.map(lambda w: jnp.full_like(w, 7), weights)
 
     monkeypatch.setattr(fast, "_dense_gradient", marked)
     network = pl.models.feedforward((20, 40, 30, 5))

@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adam": {"batch_size": 16, "validate_every": 16},
 }
 REFRESHING = {"balanced_langevin", "pseudo_langevin", "naive_pseudo_langevin", "adam"}
-NOISE = {"temperature_ratio", "max_temperature_ratio", "peak_temperature_ratio", "stale_excess_temperature"}
+NOISE = {"temperature_ratio", "max_temperature_ratio", "peak_temperature_ratio"}
 NOISE |= {"kinetic_temperature", "gradient_variance", "raised_share", "refresh_interval", "num_resets"}
 HYBRID = {"acceptance", "energy_error", "time_step", "kinetic_temperature"}
 OWN = {

@@ -20,9 +20,10 @@ from jax.sharding import Mesh
 
 from .. import _trees as trees
 from .._checks import check_integer, check_positive
+from .._progress import ChainStoppedWarning, DeadClassWarning
 from .._random import as_key
 from .._trees import Key, Weights
-from ..chains import ChainStoppedWarning, DeadClassWarning, Result, Run, sample
+from ..chains import Result, Run, sample
 from ..data import Dataset
 from ..diagnostics.averages import healthy_chains, kept
 from ..placement import Placement

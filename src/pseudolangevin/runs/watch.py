@@ -25,8 +25,6 @@ from ..samplers.base import HEALTHY, Status
 from .folder import RunFolder, RunFolderError, read_or_empty
 from .store import read_trace
 
-MAX_ROWS = 24  # temperatures that are shown
-
 
 def watch(path: str | Path, once: bool = False, *, interval: float = 1.0, console: Console | None = None) -> None:
     """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal.
@@ -105,7 +103,7 @@ def _table(trace: xr.Dataset, width: int) -> Table:
         table.add_column(heading, justify="right", max_width=column)
     table.add_column(f"{trace[names[0]].attrs.get('label', names[0])}, recent", no_wrap=True)
     table.add_column("status")
-    for index, temperature in enumerate(trace["temperature"].values[:MAX_ROWS]):
+    for index, temperature in enumerate(trace["temperature"].values[:24]):
         here = trace.isel(temperature=index).transpose("chain", "draw", ...)
         cells = []
         for name in names:
@@ -113,8 +111,8 @@ def _table(trace: xr.Dataset, width: int) -> Table:
             cells.append("-" if math.isnan(value) else f"{value:.4g}")
         spark = Text(sparkline([_mean(column) for column in here[names[0]].values.T]), style="cyan")
         table.add_row(f"{temperature:g}", *cells, spark, _status(here["status"].values[:, -1]))
-    if trace.sizes["temperature"] > MAX_ROWS:
-        table.add_row(Text(f"and {trace.sizes['temperature'] - MAX_ROWS} more", style="dim"))
+    if trace.sizes["temperature"] > 24:
+        table.add_row(Text(f"and {trace.sizes['temperature'] - 24} more", style="dim"))
     return table
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -125,16 +125,14 @@ class BalancedLangevin(NoiseMassLangevin):
 
     def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
         """Return the gradient on the first S examples, plus the friction on the other B divided by the kick l."""
-        num = self.batch_size or 0
+        num, rows = self.batch_size or 0, cast(Batch, batch)
         velocity = trees.unpack(jax.tree.map(lambda h, m: h / m, state.half_step_momentum, state.masses))
-        last = jax.tree.map(lambda rows: rows[num:], batch)
+        last = jax.tree.map(lambda array: array[num:], rows)
         split = self.dataset.mesh is not None
         along = slopes(self.potential, weights, velocity, last, self.precision, split=split)
         coefficients = self.friction_coefficients(state, along)
         coefficients = jnp.concatenate([jnp.full((num,), 1 / num, along.dtype), coefficients])
-        return minibatch_gradient(
-            self.potential, weights, batch, self.precision, coefficients=coefficients, split=split
-        )  # type: ignore[arg-type]
+        return minibatch_gradient(self.potential, weights, rows, self.precision, coefficients=coefficients, split=split)
 
     def friction_coefficients(self, state: LangevinState, along: Array) -> Array:
         """Return the coefficients of the losses whose gradient is the friction, from the slopes of B examples."""

@@ -51,9 +51,6 @@ class LangevinState(NamedTuple):
     """Current refresh interval in units of the base interval."""
     peak_ratio: Array
     """Largest 𝒯_i found by the last refresh, before masses were raised."""
-    stale_excess: Array
-    """Relative excess temperature of each layer, found by the last refresh, from noise above the old 𝒱; 0 until the
-    first refresh after the warm-up."""
     raised_share: Array
     """Share of the masses that the last refresh raised."""
     num_refreshes: Array
@@ -119,7 +116,6 @@ class Langevin(Sampler):
             next_refresh=jnp.zeros((), jnp.int32),
             refresh_multiple=jnp.ones((), jnp.int32),
             peak_ratio=trees.largest(ratios),
-            stale_excess=jnp.zeros_like(trees.by_layer(trees.mean, weights)),
             raised_share=jnp.zeros(()),
             num_refreshes=jnp.zeros((), jnp.int32),
             num_resets=jnp.zeros((), jnp.int32),
@@ -359,7 +355,6 @@ class MinibatchLangevin(Langevin):
         tolerance itself.
         """
         current = masses.by_group(jnp.mean, measured, self.masses_per)
-        stale_excess = self._stale_excess(state, current)
         old, new = variance.tensor_means(state.gradient_variance), variance.tensor_means(current)
         longer = jnp.minimum(state.refresh_multiple + 1, max(1, self.max_refresh_interval // self.refresh_every))
         multiple = jnp.where(variance.agree(old, new, self.refresh_tolerance), longer, 1)
@@ -374,23 +369,7 @@ class MinibatchLangevin(Langevin):
             last_refresh=state.step,
             next_refresh=state.step + interval,
             num_refreshes=num_refreshes,
-            stale_excess=jnp.where(warming_up, 0.0, stale_excess),
         )
-
-    def _stale_excess(self, state: LangevinState, current: Weights) -> Array:
-        """Return (1 + c1²)·⟨max(𝒯_i[new 𝒱] − 𝒯_i[old 𝒱], 0)⟩ of each layer, with the current masses.
-
-        Noise that grew since 𝒱 was measured heats its weight by that much. If both 𝒱 are estimates from n mini-batches,
-        0.56·(1 + c1²)·𝒯·√(2/n) of it is statistical error: 0.1 % at 𝒯 = 0.01 and n = 200.
-        """
-        new, old = (
-            masses.temperature_ratios(v, state.masses, state.temperature, **self.dynamics)
-            for v in (current, state.gradient_variance)
-        )
-        growth = jax.tree.map(
-            lambda a, b, w: jnp.broadcast_to(jnp.maximum(a - b, 0.0), w.shape), new, old, state.weights
-        )
-        return (1 + self.momentum_retention**2) * trees.by_layer(trees.mean, growth)
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
         """Return the kinetic temperature, temperature ratios and the gradient variance."""
@@ -402,7 +381,6 @@ class MinibatchLangevin(Langevin):
             "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
             "max_temperature_ratio": trees.largest(ratios),
             "peak_temperature_ratio": state.peak_ratio,
-            "stale_excess_temperature": state.stale_excess,
             "gradient_variance": trees.by_layer(trees.mean, per_weight),
             "raised_share": state.raised_share,
             "refresh_interval": state.next_refresh - state.last_refresh,
