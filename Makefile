@@ -31,8 +31,9 @@ types: $(STAMP)  ## Static types
 unit: $(STAMP)   ## Tests alone
 	JAX_PLATFORMS=cpu $(BIN)/pytest --numprocesses 2 --dist worksteal
 
+# Not --quiet: it hides warnings from --strict.
 docs: $(DOCS)    ## Documentation in site/, without network; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 tutorials: $(DOCS)   ## Execute the notebooks of docs/tutorials again, and store their outputs
 	JAX_PLATFORMS=cpu $(BIN)/python docs/tutorials/execute.py
