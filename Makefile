@@ -11,7 +11,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 help:            ## Show this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
-demo: $(STAMP)   ## Set up, then sample the paper's small network at several temperatures
+demo: $(STAMP)   ## Set up, then sample a small network on the paper's task, and certify it
 	$(BIN)/pseudolangevin demo --out demo
 
 test: $(STAMP) browser lint types unit docs   ## Set up, then lint, types, tests, documentation

@@ -215,7 +215,7 @@ CALLS = [
     ),
     *((lambda w=empty: run(weights=w), "weights is an empty pytree", "network.init") for empty in EMPTY),
     (lambda: run(weights=with_layer(bias=ONES * np.nan)), r"weights\['layer1'\]\['bias'\]", "NaN or infinity"),
-    (lambda: run(weights={"a": 1.0, "b": ONES}), "weights", "jnp.asarray"),
+    (lambda: run(weights={"a": "1.0", "b": ONES}), "weights", "jnp.asarray"),
     (lambda: run(weights={"layer1": WEIGHTS["layer1"]}), "per_example_loss", "fails"),
     *(  # the numbers of inputs, 3 and 5, are also those of the examples that the check uses
         (lambda f=loss, n=width: run(with_loss(f, n), np.ones(n, np.float32)), "per_example_loss", message)

@@ -127,7 +127,7 @@ def test_a_classifier_is_fitted_at_the_temperature_found(small_task):
     assert table.loc["ensemble", "error"] == ensemble.error(targets)
     assert table.loc["mean of members", "negative_log_likelihood"] == pytest.approx(np.mean(losses))
     assert len(table) == 12
-    assert pl.certificate(fitted, noise_draws=0).lines
+    assert pl.certificate(fitted).lines
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def test_a_run_continues_on_other_devices(placed_runs, plain_run):
         for store in ("trace.records", "weights.records"):
             theirs = arrays_of(right / store)
             for variable, array in arrays_of(left / store).items():
-                # The stale excess temperature is a difference of nearly equal numbers; seconds are of a clock.
-                if array.dtype.kind == "f" and variable != "seconds":
+                # Weak directions of the noise are not determined to rounding; seconds are of a clock.
+                if array.dtype.kind == "f" and variable != "seconds" and "direction" not in variable:
                     tolerance = 2e-5 * np.abs(array).max()
                     np.testing.assert_allclose(array, theirs[variable], rtol=2e-4, atol=tolerance, err_msg=variable)
     result = pl.load(placed_runs / "two")  # on one device, whatever devices it ran on
