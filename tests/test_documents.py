@@ -1,5 +1,6 @@
 """README and docs: their programs run, their links and commands exist, and their lines have the agreed width."""
 
+import json
 import re
 import tomllib
 from functools import partial
@@ -17,11 +18,17 @@ from pseudolangevin.runs import config, session
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
+NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 NOT_RUN = ("certificate", "tuning", "scaling")  # see below; a search by the clock; a placement on eight devices
 WIDTH = 100
+
+
+def page_name(page: Path) -> str:
+    """Return the name of a page in the names of tests."""
+    return page.relative_to(ROOT).with_suffix("").as_posix()
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
@@ -80,7 +87,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # runs are short
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=page_name)
 def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
     monkeypatch.chdir(folder)
     matplotlib.use("Agg")
@@ -92,27 +99,54 @@ def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
             exec(program, names)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=page_name)
+def test_the_cells_of_a_notebook_run_one_after_another(path):
+    matplotlib.use("Agg")
+    names: dict[str, Any] = {}
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        if cell["cell_type"] == "code":
+            code = re.sub(r"\brange\(100\)", "range(40)", shortened("".join(cell["source"])))
+            exec(compile(code, f"{path.name}, cell {number}", "exec"), names)
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=page_name)
+def test_a_notebook_is_small_and_was_executed_in_order(path):
+    assert path.stat().st_size < 300_000
+    cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert {output["output_type"] for cell in cells for output in cell["outputs"]} >= {"display_data", "stream"}
+    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+
+
 def test_the_first_program_of_the_readme_has_fifteen_lines_at_most():
     assert sum(bool(line.strip()) for line in blocks(ROOT / "README.md")[0].splitlines()) <= 15
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_to_files(page):
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_exist(page):
     known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     assert set(re.findall(r"^    pseudolangevin ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)) <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_prose_is_wrapped(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     prose = [line for line in text.splitlines() if not line.startswith(("|", "    ", "<!--"))]
     assert [line for line in prose if len(line) > WIDTH and "](" not in line] == []
+
+
+def test_every_public_name_is_in_the_reference_once():
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md")]
+    named = [name for page in pages for name in re.findall(r"^::: pl\.(\S+)$", page, re.MULTILINE)]
+    assert sorted(named) == sorted(pl.__all__)
 
 
 def test_the_configurations_of_the_docs_are_valid():

@@ -32,6 +32,8 @@ from .samplers.langevin import NaivePseudoLangevin as naive_pseudo_langevin
 from .samplers.langevin import PseudoLangevin as pseudo_langevin
 from .samplers.tempered import annealed, replica_exchange
 
+__version__ = "0.1.0.dev0"
+
 _LAZY = {  # imported when first used: they need files, plots or statistics
     "Certificate": "diagnostics.certificate",
     "EquilibriumWarning": "apps.fit",

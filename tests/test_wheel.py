@@ -1,0 +1,79 @@
+"""The wheel: the package and nothing else, with its metadata, and it runs where it is unpacked."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from email.parser import HeaderParser
+from importlib import metadata
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import pseudolangevin as pl
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Return the folder of an unpacked wheel, built from a copy of the sources without network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", command, str(folder)], cwd=source, check=True, capture_output=True)
+    (archive,) = folder.glob("*.whl")
+    assert archive.name == f"pseudolangevin-{pl.__version__}-py3-none-any.whl"
+    with ZipFile(archive) as files:
+        files.extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def run(wheel: Path, code: str, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=wheel, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    information = f"pseudolangevin-{pl.__version__}.dist-info/"
+    built = {str(path.relative_to(wheel)) for path in wheel.rglob("*") if path.is_file()}
+    sources = {
+        str(path.relative_to(ROOT / "src"))
+        for path in (ROOT / "src/pseudolangevin").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    described = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
+    assert built == sources | {information + name for name in described}
+
+
+def test_the_metadata_name_versions_and_licence(wheel):
+    (distribution,) = metadata.distributions(name="pseudolangevin", path=[str(wheel)])
+    headers = HeaderParser().parsestr(distribution.read_text("METADATA") or "")
+    assert headers["Version"] == pl.__version__
+    assert headers["License-Expression"] == "Apache-2.0"
+    assert headers["Requires-Python"] == ">=3.11"
+    for minor in (11, 12, 13):
+        assert f"Programming Language :: Python :: 3.{minor}" in headers.get_all("Classifier", [])
+    required = {re.split(r"[<>=~]", one)[0] for one in headers.get_all("Requires-Dist", []) if "extra ==" not in one}
+    assert required == {"jax", "jaxtyping", "numpy", "optax", "pydantic", "rich", "scipy", "typer", "xarray"}
+
+
+def test_the_citation_has_the_version_of_the_package():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [pl.__version__]
+
+
+@pytest.mark.slow
+def test_the_unpacked_wheel_runs(wheel):
+    program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    imports = "\n".join(line for line in program.splitlines() if line.startswith("import "))
+    place = run(wheel, f"{imports}\nfor name in pl.__all__: getattr(pl, name)\nprint(pl.__file__)")
+    assert Path(place.strip()).is_relative_to(wheel)
+    start = "from importlib.metadata import distribution as d; d('pseudolangevin').entry_points['pseudolangevin']"
+    assert run(wheel, f"{start}.load()()", "--version").strip() == pl.__version__
