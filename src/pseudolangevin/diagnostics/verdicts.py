@@ -310,7 +310,7 @@ class Certificate:
             value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
             where = "all" if line.chain is None else str(line.chain)
             table.add_row(name, temperature, where, value, expected, line.label, last)
-        Console(file=(stream := StringIO()), width=160, color_system=None).print(table)
+        Console(file=(stream := StringIO()), width=160, color_system=None, force_jupyter=False).print(table)
         passed, failed, undecided = map(self._lines, Verdict)
         summary = f"certificate {self.verdict}: {len(passed)} of {len(passed + failed + undecided)} lines passed"
         summary += f"; failed: {_names(failed)}" if failed else ""
