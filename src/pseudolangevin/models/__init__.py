@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Num
 
 from .._checks import check_choice
@@ -63,9 +64,9 @@ class FeedForward:
                 with jax.default_matmul_precision(precision):
                     return jax.grad(total_loss)(weights, batch, coefficients)
 
-            if coefficients is None:
+            if coefficients is None:  # a constant of the program: on a GPU, making it would be a launch
                 num = batch[1].shape[0]
-                coefficients = jnp.full((num,), 1 / num, weights["layer1"]["kernel"].dtype)
+                coefficients = np.full((num,), 1 / num, weights["layer1"]["kernel"].dtype)  # type: ignore[assignment]
             return fast.cross_entropy_gradient(self, plain, weights, batch, coefficients, precision, split)
 
         def slopes(weights: Weights, velocity: Weights, batch: Batch, precision: str | None, split: bool) -> Array:
