@@ -374,7 +374,8 @@ def _take_unknown(data: dict[str, Any]) -> list[str]:
             continue
         choice = table.get(tag, next(iter(models))) if section in CHOICES else ""
         if choice not in [*models]:
-            lines.append(f"{section}.{tag} = {_short(choice)}: unknown; {_hint(choice if isinstance(choice, str) else "", models)}")
+            hint = _hint(choice if isinstance(choice, str) else "", models)
+            lines.append(f"{section}.{tag} = {_short(choice)}: unknown; {hint}")
             table.clear()
             continue
         for key in [key for key in table if key not in models[choice].model_fields]:
