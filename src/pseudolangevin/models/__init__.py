@@ -64,10 +64,10 @@ class FeedForward:
                 with jax.default_matmul_precision(precision):
                     return jax.grad(total_loss)(weights, batch, coefficients)
 
-            if coefficients is None:  # a constant of the program: on a GPU, making it would be a launch
-                num = batch[1].shape[0]
-                coefficients = np.full((num,), 1 / num, weights["layer1"]["kernel"].dtype)  # type: ignore[assignment]
-            return fast.cross_entropy_gradient(self, plain, weights, batch, coefficients, precision, split)
+            # A constant of the program: on a GPU, making the array would be a launch.
+            mean: Any = np.full(batch[1].shape[:1], 1 / batch[1].shape[0], weights["layer1"]["kernel"].dtype)
+            each = mean if coefficients is None else coefficients
+            return fast.cross_entropy_gradient(self, plain, weights, batch, each, precision, split)
 
         def slopes(weights: Weights, velocity: Weights, batch: Batch, precision: str | None, split: bool) -> Array:
             def plain(weights: Weights, velocity: Weights, batch: Batch) -> Array:
