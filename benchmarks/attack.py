@@ -84,7 +84,7 @@ def child(config_file: Path, out: Path, num_steps: int) -> int:
 
     gc.disable()  # nearly all of a child is tracing, which leaves no garbage worth looking for
     if (out / "config.toml").exists():
-        outcome = session.resume(out, [f"num_steps={num_steps}"], progress=False)
+        outcome = session.continue_run(out, [f"num_steps={num_steps}"], progress=False)
     else:
         outcome = session.start(config.read(config_file, [f"num_steps={num_steps}"]), out, progress=False)
     return 130 if outcome.interrupted else 0
@@ -121,7 +121,7 @@ def kills(count: int, seed: int, seconds: float, folder: Path) -> dict:
 
     warnings.simplefilter("ignore")  # JAX warns of forking; nothing of it runs in this process
     rng, began, found = random.Random(seed), time.monotonic(), collections.Counter()
-    steps = 1_000
+    steps, unexplained = 1_000, []
     inputs = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
     np.savez(folder / "data.npz", inputs=inputs, targets=np.arange(60) % 3)
     text = TINY.replace(
@@ -161,7 +161,9 @@ def kills(count: int, seed: int, seconds: float, folder: Path) -> dict:
         code = run(out, num_steps, number, moment)
         if code not in (0, -number, 130, -signal.SIGINT, -signal.SIGTERM, 1):
             found["failures"] += 1
-            print((folder / "errors.txt").read_text()[-2_000:], file=sys.stderr)
+            errors = (folder / "errors.txt").read_text()
+            unexplained.append(f"exit {code} after {signal.Signals(number).name}, {moment}: {errors[-300:]}")
+            print(errors[-2_000:], file=sys.stderr)
         found["kills"] += code != 0
         found[signal.Signals(number).name] += code != 0
         found[f"{moment}{' of an extension' if num_steps == steps and done >= steps // 2 else ''}"] += code != 0
@@ -172,7 +174,7 @@ def kills(count: int, seed: int, seconds: float, folder: Path) -> dict:
     found["failures"] += run(out, steps) != 0
     found["runs"] += 1
     found["differing runs"] += not same_files(out, folder / "whole")
-    return dict(found)
+    return {**found, "unexplained": unexplained}
 
 
 # -- mutations of a finished run
@@ -259,7 +261,7 @@ def mutations(count: int, seed: int, seconds: float, folder: Path) -> dict:
         settings = config.parse(TINY)
         session.start(settings, folder / "whole", progress=False)
         shutil.copytree(folder / "whole", folder / "long")
-        session.resume(folder / "long", ["num_steps=430"], progress=False)
+        session.continue_run(folder / "long", ["num_steps=430"], progress=False)
         whole = content(session.load(folder / "whole"))
         for number in range(count):
             if time.monotonic() - began > seconds:
@@ -285,7 +287,7 @@ def mutations(count: int, seed: int, seconds: float, folder: Path) -> dict:
                         if number % 10 == 0:
                             write_report(run)
                     else:
-                        session.resume(run, ["num_steps=430"], progress=False)
+                        session.continue_run(run, ["num_steps=430"], progress=False)
                         verdicts.append("harmless" if same_files(run, folder / "long") else "WRONG")
                 except ValueError as error:
                     text = str(error)

@@ -9,6 +9,7 @@ mid-drift. The reference samplers have the exact gradient and the masses of bala
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import time
@@ -23,7 +24,7 @@ import numpy as np
 import pseudolangevin as pl
 from pseudolangevin.apps.bench import machine
 from pseudolangevin.diagnostics.averages import effective_samples
-from pseudolangevin.paper.spins import Task, spin_task
+from pseudolangevin.paper.spins import Task, spin_task, stored
 
 OBSERVED = ("potential", "loss", "squared_norm", "error", "kinetic_temperature", "virial_temperature")
 EVERY = 50  # steps between records
@@ -34,7 +35,7 @@ def row(label: str, result: pl.Result, seconds: float, discard: float = 0.2) -> 
     trace = result.trace.isel(temperature=0)
     first = int(discard * trace.sizes["draw"])
     healthy = trace["status"].values[:, -1] == 0
-    found: dict[str, Any] = {"label": label, "sampler": result.sampler.name, "settings": result.sampler.settings}
+    found: dict[str, Any] = {"label": label, "sampler": result.sampler.name}
     found |= {"temperature": float(trace["temperature"]), "steps": int(trace["step"][-1]), "seconds": seconds}
     found |= {"chains": len(healthy), "finite_chains": int(healthy.sum())}
     for name in OBSERVED:
@@ -58,8 +59,17 @@ def run(
     began = time.perf_counter()
     chains = jax.tree.leaves(start)[0].shape[1]
     options: dict[str, Any] = {"temperatures": [temperature], "num_chains": chains, "key": 3, "progress": False}
-    result = pl.sample(sampler, start, num_steps=steps, record_every=every, **options, **limits)
-    return row(label, result, time.perf_counter() - began), result
+    result = pl.sample(traced(sampler), start, num_steps=steps, record_every=every, **options, **limits)
+    return row(label, result, time.perf_counter() - began) | {"settings": sampler.settings}, result
+
+
+def traced(sampler: Any) -> Any:
+    """Return the sampler with ratio and retention as arrays, so that other values of them need no new program."""
+    if isinstance(sampler, pl.balanced_langevin):
+        sampler = copy.copy(sampler)
+        for name in ("temperature_ratio", "momentum_retention"):
+            object.__setattr__(sampler, name, jnp.float32(getattr(sampler, name)))
+    return sampler
 
 
 def time_per_step(sampler: Any, start: Any, temperature: float, chains: int) -> float:
@@ -74,13 +84,6 @@ def time_per_step(sampler: Any, start: Any, temperature: float, chains: int) -> 
     return float(np.median(times[2:]))
 
 
-def starts(task: Task, temperature: float, chains: int, steps: int) -> Any:
-    """Return starts near equilibrium."""
-    begin = task.starts(6_000, num_starts=chains)
-    sampler = pl.balanced_langevin(task.potential, task.train)
-    return run("pre-equilibration", sampler, begin, temperature, steps=steps, every=steps)[1]
-
-
 def small_task(sizes: tuple[int, ...], num_train: int) -> Task:
     """Return a small network without ReLU on its scores, and spins that are easier to classify."""
     train, test = pl.tasks.spin_vectors(
@@ -91,9 +94,11 @@ def small_task(sizes: tuple[int, ...], num_train: int) -> Task:
     return Task(train, test, network, pl.classification(network.apply, weight_decay=5.0))
 
 
-def parts(task: Task, temperature: float, names: list[str], chains: int, steps: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one size and temperature, part by part."""
-    near = starts(task, temperature, chains, 10_000)
+def parts(
+    task: Task, begin: Any, temperature: float, names: list[str], chains: int, steps: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one size and temperature, part by part; chains are pre-equilibrated first."""
+    near = run("start", pl.balanced_langevin(task.potential, task.train), begin, temperature, steps=6_000, every=500)[1]
     begin = jax.tree.map(jnp.asarray, near.weights)
     system, size = (task.potential, task.train), task.train.num_examples
     for name in names:
@@ -122,6 +127,15 @@ def parts(task: Task, temperature: float, names: list[str], chains: int, steps: 
             hybrid = pl.hybrid_monte_carlo(*system, num_leapfrog_steps=int(length), time_step=1e-3, warmup_moves=30)
             found = run(name, hybrid, begin, temperature, steps=10**6, every=1, max_seconds=float(limit))[0]
             yield found | {"num_weights": task.num_weights}
+        elif name.startswith("finite"):  # finite:steps, at six temperatures
+            temperatures, one = [1e-6, 3e-6, 1e-5, 2e-5, 3e-5, 1e-4], jax.tree.map(lambda w: w[:, :1], begin)
+            result = pl.sample(
+                pl.balanced_langevin(*system), one, temperatures=temperatures, num_steps=int(name.split(":")[1]),
+                record_every=5_000, observe_examples=5_000, key=3, progress=False, max_seconds=200,
+            )  # fmt: skip
+            finite = (result.trace["status"].values[..., -1] == 0).all(axis=1).tolist()
+            found = {"label": name, "sampler": "balanced_langevin", "temperatures": temperatures, "finite": finite}
+            yield found | {"steps": int(result.trace["step"][-1]), "num_weights": task.num_weights}
         elif name.startswith("time"):  # time:chains:S as a share of P
             count, batch = name.split(":")[1:]
             examples = round(float(batch) * size)
@@ -144,6 +158,9 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument(
+        "--start", type=Path, help="starts of the chains, one array (1, chain, …) per tensor; else Adam"
+    )
+    parser.add_argument(
         "parts", nargs="+", help="balanced:0.1:0.99:0.125:0.1, pl:0.01:0.1, exact:60, hmc:200:60, time:1:0.1"
     )
     options = parser.parse_args()
@@ -151,7 +168,8 @@ def main() -> None:
     found = {"name": "balanced", "machine": machine(), "rows": rows}
     small = {364: ((20, 10, 10, 4), 2_000), 1900: ((50, 25, 20, 5), 8_000)}
     task = small_task(*small[options.small]) if options.small else spin_task(options.hidden)
-    for name in parts(task, options.temperature, options.parts, options.chains, options.steps):
+    begin = stored(options.start, task) if options.start else task.starts(6_000, num_starts=options.chains)
+    for name in parts(task, begin, options.temperature, options.parts, options.chains, options.steps):
         rows.append(name)
         print(json.dumps(name), flush=True)
         options.out.write_text(json.dumps(found, indent=1))

@@ -19,7 +19,7 @@ import numpy as np
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin import chains
-from pseudolangevin._random import normal_like
+from pseudolangevin._trees import normal_like
 from pseudolangevin.apps.bench import machine
 from pseudolangevin.diagnostics import average
 

@@ -2,7 +2,8 @@
 
     python benchmarks/soak.py --seconds 1800 --records 100000 --out benchmarks/results/soak-cpu.json
 
-The run records at every step, so that years of recording pass in minutes. It is sampled in three sessions.
+The run records at every step, so that years of recording pass in minutes. It is interrupted and resumed
+after every third of the time. Then the first records are read; if there are too few, they are written again before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from pseudolangevin.runs.store import RecordFile
 
 CONFIG = """
 temperatures = [1e-3, 2e-3]
@@ -51,7 +54,7 @@ def timed(name, function):
     value = function()
     seconds[name] = time.perf_counter() - began
     return value
-result = timed("load", lambda: pl.load(path))
+result = timed("load", lambda: pl.load(path, num_records=int(sys.argv[2])))
 certificate = timed("check", lambda: pl.certificate(result))
 page = timed("report", lambda: write_report(path, certificate=certificate, result=result))
 found = {"seconds": seconds, "records": result.trace.sizes["draw"], "report_bytes": page.stat().st_size}
@@ -59,9 +62,13 @@ print(json.dumps(found | {"peak_bytes": 1024 * resource.getrusage(resource.RUSAG
 """
 
 
-def watch(path: Path, process: subprocess.Popen[bytes], seen: list[dict]) -> None:
-    """Note memory, files and descriptors of a process until it ends."""
+def watch(path: Path, process: subprocess.Popen[bytes], seen: list[dict], deadline: float) -> None:
+    """Note memory, files and descriptors of a process until it ends; ask it to end at the deadline."""
+    asked = False
     while process.poll() is None:
+        if time.monotonic() > deadline and not asked:
+            process.terminate()
+            asked = True
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
             memory = 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
@@ -69,40 +76,60 @@ def watch(path: Path, process: subprocess.Popen[bytes], seen: list[dict]) -> Non
         except (OSError, StopIteration):
             continue
         files = sum(1 for file in path.rglob("*") if file.is_file()) if path.exists() else 0
-        seen.append({"bytes": memory, "descriptors": descriptors, "files": files})
+        size = (path / "trace.records").stat().st_size if (path / "trace.records").exists() else 0
+        seen.append({"trace": size, "bytes": memory, "descriptors": descriptors, "files": files})
         time.sleep(1.0)
+
+
+def repeat_records(path: Path, count: int) -> None:
+    """Write the records of a run again until there are `count`, with steps that go on."""
+    with RecordFile(path / "trace.records", writable=True) as file:
+        values, found = file.read()
+        for number in range(found, count):
+            record = {name: array[number % found] for name, array in values.items()}
+            file.append(record | {"step": number + 1})
+        file.flush(durable=True)
 
 
 def main() -> None:
     """Run the soak, print its figures, and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1800.0, help="time limit of the sampling")
-    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--records", type=int, default=100_000, help="number of records to read")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     began, seen = time.monotonic(), list[dict]()
     with tempfile.TemporaryDirectory() as folder:
         config, path = Path(folder, "run.toml"), Path(folder, "run")
-        config.write_text(f"num_steps = {options.records // 3}\n{CONFIG}")
+        config.write_text(f"num_steps = {9 * options.records}\n{CONFIG}")
         command = [sys.executable, "-m", "pseudolangevin"]
         for session in range(3):
-            steps = options.records if session == 2 else (session + 1) * options.records // 3
-            run = ["resume", path, "--steps", steps] if session else ["sample", config, "--out", path]
+            run = ["resume", path] if session else ["sample", config, "--out", path]
             process = subprocess.Popen([*command, *map(str, run)], stdout=subprocess.DEVNULL)
-            watch(path, process, seen)
-            assert process.returncode == 0, process.returncode
-            if time.monotonic() - began > options.seconds:
+            watch(path, process, seen, began + (session + 1) * options.seconds / 3)
+            assert process.returncode in (0, 130, -15), process.returncode  # -15: while Python starts
+            if process.returncode == 0:
                 break
         sampled = time.monotonic() - began
-        read = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
+        length = len((path / "log.txt").read_text().splitlines())
+        with RecordFile(path / "trace.records") as file:
+            sampled_records = file.recorded
+        repeat_records(path, options.records)
+        read = subprocess.run(
+            [sys.executable, "-c", READ, str(path), str(options.records)], capture_output=True, text=True, check=False
+        )
         assert read.returncode == 0, read.stderr
         found = json.loads(read.stdout.splitlines()[-1])
         found["bytes_on_disk"] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    seen = [one for one in seen if one["trace"] > 0.05 * seen[-1]["trace"]]  # without imports and compilation
     half = len(seen) // 2
     found |= {
         "sampling_seconds": round(sampled, 1),
+        "sampled_records": sampled_records,
+        "lines_of_the_log": length,
         "sampling_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
+        "load_average": os.getloadavg(),
         "memory_first_half": max(one["bytes"] for one in seen[:half]),
         "memory_second_half": max(one["bytes"] for one in seen[half:]),
         "most_descriptors": max(one["descriptors"] for one in seen),

@@ -18,7 +18,7 @@ import numpy as np
 
 import pseudolangevin as pl
 from pseudolangevin.apps.bench import machine
-from pseudolangevin.data.streamed import BLOCKS_AHEAD
+from pseudolangevin.data.dataset import BLOCKS_AHEAD
 from pseudolangevin.samplers.base import MAX_STEPS
 
 STEPS = 1_000

@@ -3,6 +3,7 @@
 - README, CHANGELOG, CONTRIBUTING and SECURITY become pages. Links between them and `docs` are those of the repository;
   files outside of `docs` that a page links to are copied to `files/`.
 - `::: pl.NAME` stands for the public name, wherever its module is.
+- Formulas in plain text are typeset (docs/formulas.py).
 - A notebook becomes a page of Markdown with the outputs that are stored in it. Nothing is executed.
 """
 
@@ -13,6 +14,7 @@ import importlib
 import inspect
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 PAGES = {"README.md": "index.md"}
 PAGES |= {f"{name}.md": f"{name.lower()}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")}
+TYPESET = runpy.run_path(str(ROOT / "docs/formulas.py"))["typeset"]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
@@ -66,7 +69,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Return a page whose signatures have the public names: `balanced_langevin(…)`, not `BalancedLangevin(…)`."""
+    """Return a page with formulas, and public names in its signatures: `balanced_langevin(…)`, not its class."""
     if page.file.src_uri.startswith("reference/"):
         package = importlib.import_module("pseudolangevin")
         for name in package.__all__:
@@ -74,7 +77,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
             html = html.replace(
                 f'<span class="nf">{own}</span><span class="p">(', f'<span class="nf">{name}</span><span class="p">('
             )
-    return html
+    return TYPESET(html)
 
 
 def target_of(link: str, source: str) -> str:

@@ -8,9 +8,10 @@ A table stands between the lines `<!-- table KIND FILE... -->` and `<!-- end of 
     summary    one line for each reproduction: the paper's claim, the verdict, and the worst row with its reason
     rows       all rows of one reproduction; with a third word, those whose quantity contains it
     failures   the rows that fail, with their reasons
-    architectures    differences between pseudo-Langevin and hybrid Monte Carlo
+    architectures    differences from hybrid Monte Carlo
     balanced   averages of balanced Langevin, alongside its references; with a third word, another part of the file
-    sabotage   verdicts of the certificate on wrong samplers
+    equal_time biases and diffusion of samplers in equal time
+    sabotage   verdicts of the certificate on wrong samplers, or on correct ones
     steps, against_peers, growth    tables of benchmarks/tables.py from a file of the benchmark
 """
 
@@ -79,6 +80,8 @@ def summary(*files: str) -> str:
         text = "" if worst is None else f"{worst['quantity']}: {number(worst['measured'], worst['standard_error'])}"
         text += f". {worst['reason']}" if worst is not None and worst.get("reason") else ""
         passed = f"{sum(row['passed'] for row in rows)} of {len(rows)} rows pass"
+        if left := content["provenance"].get("parts_left"):
+            passed += f"; {len(left)} parts are left"
         link = f"[{Path(path).name}](../{path}), {content['provenance']['device']}"
         lines.append([f"{figure} ([{name}](#{name}))", claim, passed, text, link])
     return markdown(["figure", "claim of the paper", "verdict", "worst row", "file"], lines)
@@ -127,19 +130,46 @@ def architectures(file: str) -> str:
     return markdown(["network", "N", "T", "loss", "|w|²"], lines)
 
 
+def equal_time(file: str) -> str:
+    """Return biases, diffusion and effective samples of each method."""
+    lines: list[list[str]] = []
+    for r in json.loads((ROOT / file).read_text(encoding="utf-8"))["rows"]:
+        biases = [r[f"{name}_bias"] for name in ("loss", "squared_norm")]
+        found = [f"{100 * b['relative']:+.2f} ± {100 * b['standard_error']:.2f} %" for b in biases]
+        rates = [f"{r[name]['effective_per_second']:.1f}" for name in ("loss", "squared_norm")]
+        steps, moved = str(r["steps"]), number(r["diffusion"], r["diffusion_error"])
+        lines.append([r["method"], steps, *(found if lines else ["reference"] * 2), moved, *rates])
+    headings = [
+        "method",
+        "steps",
+        "bias of the loss",
+        "bias of |w|²",
+        "D*/N, 1/s",
+        "effective losses, 1/s",
+        "effective |w|², 1/s",
+    ]
+    return markdown(headings, lines)
+
+
 def sabotage(file: str) -> str:
     """Return verdicts of the certificate, with true errors where they are known."""
+
+    def error(row: Mapping[str, Any], key: str) -> str:
+        if key not in row:
+            return ""
+        uncertainty = f" ± {100 * row[f'{key}_uncertainty']:.2f}" if f"{key}_uncertainty" in row else ""
+        return f"{100 * row[key]:+.2f}{uncertainty} %"
+
     lines = []
     for row in json.loads((ROOT / file).read_text("utf-8"))["rows"]:
         if row["name"] == "reference":
             continue
-        errors = [
-            f"{100 * row[key]:+.2f} %" if key in row else "" for key in ("error_of_loss", "error_of_squared_norm")
-        ]
+        errors = [error(row, "error_of_loss"), error(row, "error_of_squared_norm")]
+        errors.append(f"{row['worst_mean']:.2f}" if "worst_mean" in row else "")
         verdicts = ", ".join(f"{row[word]} {word}" for word in ("passed", "undecided", "failed") if word in row)
         found = ", ".join(dict.fromkeys(name.partition(",")[0] for name in row.get("lines", ())))
         lines.append([row["name"], *errors, row.get("verdict") or verdicts, found])
-    return markdown(["run", "error of the loss", "error of |w|²", "verdict", "lines"], lines)
+    return markdown(["run", "error of the loss", "error of |w|²", "worst mean [σ]", "verdict", "lines"], lines)
 
 
 def made(words: str) -> str:
@@ -151,6 +181,7 @@ def made(words: str) -> str:
         "failures": failures,
         "balanced": balanced,
         "architectures": architectures,
+        "equal_time": equal_time,
         "sabotage": sabotage,
     }
     if kind in own:

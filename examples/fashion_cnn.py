@@ -22,7 +22,7 @@ and keep as many samples. Most of the budget goes into these trainings, so compa
 Settings were chosen on validation images of one seed that is not in the table: for balanced Langevin the temperature
 (0.1, 0.3 or 1 in units of 1/P), ratio, prior and number of chains, 11 trials; for SGHMC step size and prior, 11 trials.
 Dropout and Adam were not tuned. A seed draws training images, initial weights and mini-batches. Without the files,
-images of random bars are used instead.
+images of random bars are used instead. All trainings of a seed run together, and their time is divided among them.
 Images are not augmented: with random crops or flips there is no fixed U. A fixed, enlarged set of images has one.
 """
 
@@ -31,8 +31,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
+from jax import lax
 
 import pseudolangevin as pl
-from pseudolangevin.adapters.flax import from_flax
 
 DEFAULT_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 """Folder of Debian's package dataset-fashion-mnist."""
@@ -63,9 +62,9 @@ class Size:
     epochs: int
     """Epochs of one training by Adam."""
     learning_rate: float
-    prior_scale: float
+    prior_scale: float = 0.5
     """Standard deviation of a weight in the prior."""
-    sghmc_step_size: float
+    sghmc_step_size: float = 0.1
     """Step size of SGHMC times P."""
     temperature: float = 0.3
     """Temperature in units of 1/P; 1 is the Bayesian posterior."""
@@ -79,24 +78,33 @@ class Size:
     dropout: float = 0.2
 
 
-SMALL = Size(5_000, 10_000, 2, (8, 16), 100, 20, 3e-3, 0.5, 0.1)
-FULL = Size(60_000, 10_000, 1, (32, 64), 500, 20, 1e-3, 0.5, 0.1, num_seeds=3)
+SMALL = Size(5_000, 10_000, 2, (8, 16), 100, 20, 3e-3)
+FULL = Size(60_000, 10_000, 1, (32, 64), 500, 20, 1e-3, num_seeds=3)
 
 
-class ConvNet(nnx.Module):
-    """Two convolutions with stride two, and a linear layer; the input may be a pair (images, mask of its features)."""
+def init(key: jax.Array, side: int, channels: tuple[int, int]) -> dict[str, Any]:
+    """Return random weights of two convolutions with stride two and a linear layer."""
+    first, second = channels
+    shapes: dict[str, tuple[int, ...]] = {"first": (3, 3, 1, first), "second": (3, 3, first, second)}
+    shapes["head"] = (second * ((side + 3) // 4) ** 2, 10)
+    keys = jax.random.split(key, 3)
+    return {
+        name: {
+            "kernel": jax.random.normal(k, shape) / np.sqrt(np.prod(shape[:-1])),
+            "bias": jnp.zeros(shape[-1]),
+        }
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
 
-    def __init__(self, side: int, channels: tuple[int, int], rngs: nnx.Rngs):
-        first, second = channels
-        self.first = nnx.Conv(1, first, (3, 3), strides=2, rngs=rngs)
-        self.second = nnx.Conv(first, second, (3, 3), strides=2, rngs=rngs)
-        self.num_features = second * ((side + 3) // 4) ** 2
-        self.head = nnx.Linear(self.num_features, 10, rngs=rngs)
 
-    def __call__(self, inputs: Any) -> jax.Array:
-        images, mask = inputs if isinstance(inputs, tuple) else (inputs, 1.0)
-        hidden = nnx.relu(self.second(nnx.relu(self.first(images))))
-        return self.head(hidden.reshape(hidden.shape[0], -1) * mask)
+def apply(weights: dict[str, Any], inputs: Any) -> jax.Array:
+    """Return the logits of images (S, side, side, 1), or of a pair (images, mask of the features)."""
+    hidden, mask = inputs if isinstance(inputs, tuple) else (inputs, 1.0)
+    for name in ("first", "second"):
+        layout = ("NHWC", "HWIO", "NHWC")
+        hidden = lax.conv_general_dilated(hidden, weights[name]["kernel"], (2, 2), "SAME", dimension_numbers=layout)
+        hidden = jax.nn.relu(hidden + weights[name]["bias"])
+    return (hidden.reshape(len(hidden), -1) * mask) @ weights["head"]["kernel"] + weights["head"]["bias"]
 
 
 def fashion(folder: Path, size: Size, seed: int = 0) -> tuple[pl.Dataset, pl.Dataset]:
@@ -127,58 +135,57 @@ def bars(rng: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def model_and_data(size: Size, folder: Path) -> tuple[nnx.Module, pl.Dataset, pl.Dataset]:
-    """Return the network and its data."""
-    train, test = fashion(folder, size)
-    return ConvNet(train.inputs.shape[1], size.channels, nnx.Rngs(0)), train, test
-
-
 class Comparison:
     """The methods on one seed; each method returns weights along a leading axis, or probabilities."""
 
-    def __init__(self, size: Size, folder: Path, seed: int) -> None:
-        self.size, self.seed = size, seed
+    def __init__(self, size: Size, potential: pl.Potential, folder: Path, seed: int) -> None:
+        self.size, self.potential, self.seed = size, potential, seed
         self.train, self.test = fashion(folder, size, seed)
         side = self.train.inputs.shape[1]
-        nets = [ConvNet(side, size.channels, nnx.Rngs(100 * seed + k)) for k in range(size.cost)]
-        self.model, self.num_features = from_flax(nets[0]), nets[0].num_features
-        self.starts = jax.tree.map(lambda *w: jnp.stack(w), *(from_flax(net).weights for net in nets))
-        self.potential = pl.classification(self.model.apply, prior=pl.gaussian(size.prior_scale))
+        keys = jax.random.split(jax.random.key(seed), size.cost)
+        self.starts = jax.vmap(lambda key: init(key, side, size.channels))(keys)
+        self.num_weights = sum(w.size for w in jax.tree.leaves(self.starts)) // size.cost
         self.temperature = size.temperature * pl.posterior_temperature(self.train)
         self.training_steps = size.epochs * size.num_train // size.batch_size
         self.num_steps = size.cost * self.training_steps
+        self.training_seconds = 0.0
         self.result: pl.Result | None = None
 
-    @property
-    def num_weights(self) -> int:
-        return sum(w.size for w in jax.tree.leaves(self.model.weights))
-
-    def trained(self, num: int) -> Any:
-        """Return the weights of `num` trainings by Adam with a falling learning rate, (1, num)."""
+    @cached_property
+    def trainings(self) -> Any:
+        """Weights of all trainings by Adam with a falling learning rate, along a leading axis."""
+        began, size = time.perf_counter(), self.size
         adam = pl.adam(
             self.potential,
             self.train,
-            batch_size=self.size.batch_size,
-            learning_rate=self.size.learning_rate,
+            batch_size=size.batch_size,
+            learning_rate=size.learning_rate,
             decay_factor=0.1,
-            decay_epochs=0.7 * self.size.epochs,
+            decay_epochs=0.7 * size.epochs,
         )
-        starts = jax.tree.map(lambda w: w[None, :num], self.starts)
-        options: dict[str, Any] = {
-            "num_chains": num,
-            "num_steps": self.training_steps,
-            "record_every": self.training_steps,
-        }
-        return pl.sample(adam, starts, **options, key=self.seed).weights
+        trained = pl.sample(
+            adam,
+            jax.tree.map(lambda w: w[None], self.starts),
+            num_chains=size.cost,
+            num_steps=self.training_steps,
+            record_every=self.training_steps,
+            key=self.seed,
+        ).weights
+        self.training_seconds = time.perf_counter() - began
+        return jax.tree.map(lambda w: w[0], trained)
+
+    def trained(self, num: int) -> Any:
+        """Return the weights of the first `num` trainings."""
+        return jax.tree.map(lambda w: w[:num], self.trainings)
 
     def adam(self) -> Any:
-        return jax.tree.map(lambda w: w[0], self.trained(1))
+        return self.trained(1)
 
     def deep_ensemble(self) -> Any:
-        return jax.tree.map(lambda w: w[0], self.trained(self.size.cost))
+        return self.trained(self.size.cost)
 
     def trained_starts(self) -> Any:
-        return jax.tree.map(lambda w: w[0], self.trained(self.size.num_chains))
+        return self.trained(self.size.num_chains)
 
     def balanced_langevin(self) -> Any:
         """Sample; training, steps and friction together visit as many examples as the deep ensemble."""
@@ -196,12 +203,13 @@ class Comparison:
         every = max(1, num_steps // (2 * size.members // chains))
         self.result = pl.sample(
             sampler,
-            self.trained(chains),
+            jax.tree.map(lambda w: w[None], self.trained(chains)),
             temperatures=self.temperature,
             num_chains=chains,
             num_steps=every * (2 * size.members // chains),
             record_every=every,
             keep_weights_every=1,
+            observe_examples=min(5_000, size.num_train),
             key=self.seed,
         )
         return self.result.ensemble()
@@ -209,63 +217,73 @@ class Comparison:
     def sghmc(self) -> Any:
         """Run BlackJAX's SGHMC on the same posterior, from as many trainings and with the same budget."""
         size, chains = self.size, self.size.num_chains
+        energy = self.potential.at(self.temperature).energy
 
         def log_posterior_gradient(weights: Any, batch: Any) -> Any:
-            energy = self.potential.at(self.temperature).energy
             return jax.tree.map(lambda g: -g / self.temperature, jax.grad(energy)(weights, batch))
 
-        step = jax.jit(blackjax.sghmc(log_posterior_gradient, 10).step)
-        starts, kept = self.trained(chains), []
-        num_steps = max(1, (self.num_steps - chains * self.training_steps) // (10 * chains))
+        step = blackjax.sghmc(log_posterior_gradient, 10).step
+        num_steps = max(2, (self.num_steps - chains * self.training_steps) // (10 * chains))
         every = max(1, num_steps // (2 * size.members // chains))
-        for chain in range(chains):
-            weights = jax.tree.map(lambda w, c=chain: w[0, c], starts)
-            key = jax.random.fold_in(jax.random.key(self.seed), chain)
-            for index in range(num_steps):
-                batch_key, step_key = jax.random.split(jax.random.fold_in(key, index))
-                batch = self.train.draw(batch_key, size.batch_size)
+
+        @jax.jit
+        def run(train: pl.Dataset, starts: Any, keys: jax.Array) -> Any:
+            def one(weights: Any, key: jax.Array) -> tuple[Any, Any]:
+                batch_key, step_key = jax.random.split(key)
+                batch = train.draw(batch_key, size.batch_size)
                 weights = step(step_key, weights, batch, size.sghmc_step_size / size.num_train, 1.0)
-                if index >= num_steps // 2 and index % every == 0:
-                    kept.append(weights)
-        return jax.tree.map(lambda *w: jnp.stack(w), *kept)
+                return weights, weights
+
+            def chain(weights: Any, key: jax.Array) -> Any:
+                visited = lax.scan(one, weights, jax.random.split(key, num_steps))[1]
+                return jax.tree.map(lambda w: w[num_steps // 2 :: every], visited)
+
+            return jax.vmap(chain)(starts, keys)
+
+        kept = run(self.train, self.trained(chains), jax.random.split(jax.random.key(self.seed), chains))
+        return jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), kept)
 
     def mc_dropout(self) -> np.ndarray:
         """Train with dropout of the features of the last layer, and average the probabilities of 50 masks."""
         size, keep = self.size, 1 - self.size.dropout
         schedule = optax.piecewise_constant_schedule(size.learning_rate, {int(0.7 * self.training_steps): 0.1})
-        optimizer = optax.adam(schedule)
+        optimizer, energy = optax.adam(schedule), self.potential.at(1 / size.num_train).energy  # as Adam
+        start = jax.tree.map(lambda w: w[0], self.starts)
 
         def masks(key: Any, num: int) -> Any:
-            return jax.random.bernoulli(key, keep, (num, self.num_features)) / keep
+            return jax.random.bernoulli(key, keep, (num, len(start["head"]["kernel"]))) / keep
 
         @jax.jit
-        def update(weights: Any, state: Any, key: Any) -> Any:
-            batch_key, mask_key = jax.random.split(key)
-            images, labels = self.train.draw(batch_key, size.batch_size)
-            batch = ((images, masks(mask_key, size.batch_size)), labels)
-            gradient = jax.grad(self.potential.at(1 / size.num_train).energy)(weights, batch)  # as Adam
-            updates, state = optimizer.update(gradient, state)
-            return optax.apply_updates(weights, updates), state
+        def trained(train: pl.Dataset, weights: Any, key: Any) -> Any:
+            def update(carry: Any, key: Any) -> Any:
+                weights, state = carry
+                batch_key, mask_key = jax.random.split(key)
+                images, labels = train.draw(batch_key, size.batch_size)
+                gradient = jax.grad(energy)(weights, ((images, masks(mask_key, size.batch_size)), labels))
+                updates, state = optimizer.update(gradient, state)
+                return (optax.apply_updates(weights, updates), state), None
 
-        weights = jax.tree.map(lambda w: w[0], self.starts)
-        state, key = optimizer.init(weights), jax.random.key(self.seed)
-        for index in range(self.training_steps):
-            weights, state = update(weights, state, jax.random.fold_in(key, index))
-        predict = jax.jit(lambda images, mask: jax.nn.softmax(self.model.apply(weights, (images, mask))))
-        images, num = self.test.inputs, self.test.num_examples
-        return np.stack(
-            [np.asarray(predict(images, masks(jax.random.fold_in(key, 2**31 + k), num))) for k in range(50)]
-        )
+            keys = jax.random.split(key, self.training_steps)
+            return lax.scan(update, (weights, optimizer.init(weights)), keys)[0][0]
 
-    def scores(self, method: Callable[[], Any]) -> dict[str, float]:
-        """Run a method; return its scores on the test images and its seconds, compilation included."""
+        weights = trained(self.train, start, jax.random.key(self.seed))
+        predict = jax.jit(lambda key, images: jax.nn.softmax(apply(weights, (images, masks(key, len(images))))))
+        keys = jax.random.split(jax.random.key(self.seed + 2**31), 50)
+        return np.stack([np.asarray(predict(key, self.test.inputs)) for key in keys])
+
+    def scores(self, method: str) -> dict[str, float]:
+        """Run a method; return its scores on the test images and its seconds, training and compilation included."""
+        size, call = self.size, getattr(self, method)
+        used = {"adam": 1, "deep_ensemble": size.cost, "mc_dropout": 0}.get(method, size.num_chains)
+        jax.block_until_ready(self.trainings)  # done once, and shared
         began = time.perf_counter()
-        found = method()
+        found = call()
         if not isinstance(found, np.ndarray):
             found = pl.predictions.predict(self.potential, found, self.test.inputs)
         else:
             found = pl.predictions.ClassPredictions(found.astype(np.float64))
-        return found.scores(self.test.targets) | {"seconds": time.perf_counter() - began}
+        seconds = time.perf_counter() - began + used / size.cost * self.training_seconds
+        return found.scores(self.test.targets) | {"seconds": seconds}
 
 
 METHODS = ("adam", "deep_ensemble", "mc_dropout", "trained_starts", "sghmc", "balanced_langevin")
@@ -299,26 +317,28 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     size = replace(size, num_seeds=options.seeds or size.num_seeds, epochs=options.epochs or size.epochs)
 
     rows = []
+    potential = pl.classification(apply, prior=pl.gaussian(size.prior_scale))  # one, so that programs compile once
     for seed in range(1, size.num_seeds + 1):
-        comparison = Comparison(size, options.data, seed)
-        rows.append({method: comparison.scores(getattr(comparison, method)) for method in METHODS})
+        comparison = Comparison(size, potential, options.data, seed)
+        rows.append({method: comparison.scores(method) for method in METHODS})
         for method in METHODS:
             text = ", ".join(f"{SCORES.get(name, name)} {value:.4f}" for name, value in rows[-1][method].items())
             print(f"seed {seed}, {method}: {text}", flush=True)
-    report = {
-        "device": jax.devices()[0].device_kind,
-        "num_weights": comparison.num_weights,
-        "temperature": comparison.temperature,
-        "settings": asdict(size),
-        "table": summary(rows),
-        "seeds": rows,
-    }
+        report = {
+            "device": jax.devices()[0].device_kind,
+            "data": "FashionMNIST" if options.data.exists() else "bars",
+            "num_weights": comparison.num_weights,
+            "temperature": comparison.temperature,
+            "settings": asdict(size),
+            "table": summary(rows),
+            "seeds": rows,
+        }
+        if options.out is not None:  # after every seed, so that an interruption loses one at most
+            options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for line in report["table"]:
         text = ", ".join(f"{SCORES[s]} {line[s]['mean']:.4f} ± {line[s]['standard_error']:.4f}" for s in SCORES)
         print(f"{line['method']}: {text}, {line['seconds']['mean']:.0f} s")
     print(pl.certificate(comparison.result))
-    if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return report
 
 

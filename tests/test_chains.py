@@ -38,16 +38,6 @@ def test_the_interval_between_records_does_not_change_the_chain(langevin, small_
     assert int(runs[0].states.num_refreshes[0]) == int(runs[1].states.num_refreshes[0]) > 0
 
 
-def test_an_integer_seed_is_a_key(adam, small_task):
-    runs = [
-        pl.sample(adam, small_task.weights, num_steps=3, record_every=3, key=key)
-        for key in (5, jax.random.key(5), jax.random.PRNGKey(5), 6)
-    ]
-    for same in runs[1:3]:
-        np.testing.assert_array_equal(flat(runs[0].weights, 0, 0), flat(same.weights, 0, 0))
-    assert (flat(runs[0].weights, 0, 0) != flat(runs[3].weights, 0, 0)).any()
-
-
 @pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1), (1, 1)])
 def test_each_chain_may_have_its_own_start(small_task, shape):
     sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.1)
@@ -70,18 +60,6 @@ def test_final_weights_continue_a_run_and_are_not_overwritten(adam, small_task):
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves((small_task.weights, first.weights)))
 
 
-def test_observing_a_part_of_the_data(adam, small_task):
-    result = pl.sample(
-        adam, small_task.weights, num_steps=2, record_every=2, observe_examples=100, chunk_size=33, key=0
-    )
-    weights = jax.tree.map(lambda leaf: leaf[0, 0], result.weights)
-    part = float(small_task.potential.loss(weights, small_task.train.head(100).batch))
-    full = float(small_task.potential.loss(weights, small_task.train.batch))
-    assert float(result.trace.loss[0, 0, 0]) == pytest.approx(part, rel=1e-5)
-    assert abs(part - full) > 1e-3 * full
-    assert result.trace.attrs["observed_examples"] == 100
-
-
 def test_own_observables_and_on_record(langevin, small_task):
     """A scalar and an array, recorded at the weights and examples of the other observables."""
 
@@ -102,6 +80,7 @@ def test_own_observables_and_on_record(langevin, small_task):
         num_steps=6,
         record_every=2,
         observe_examples=50,
+        chunk_size=33,
         observables=own,
         on_record=seen.append,
         key=0,
@@ -114,7 +93,11 @@ def test_own_observables_and_on_record(langevin, small_task):
     assert trace["norm"].attrs == {"label": "norm", "unit": "", "long_name": "norm"}
     np.testing.assert_allclose(trace["norm"] ** 2, trace["squared_norm"], rtol=1e-5)
     assert (trace["one"] == 1).all()
-    last = scores(jax.tree.map(lambda leaf: leaf[1, 1], result.weights), small_task.train)
+    weights = jax.tree.map(lambda leaf: leaf[1, 1], result.weights)
+    part = float(small_task.potential.loss(weights, small_task.train.head(50).batch))
+    assert float(trace.loss[1, 1, -1]) == pytest.approx(part, rel=1e-5)
+    assert trace.attrs["observed_examples"] == 50
+    last = scores(weights, small_task.train)
     np.testing.assert_allclose(trace["scores"][1, 1, -1], last, rtol=1e-4, atol=1e-6)
     assert [record.step for record in seen] == [2, 4, 6]
     assert seen[0].observables is not None
@@ -150,7 +133,7 @@ def test_pauses_between_records_do_not_change_the_chain(adam, small_task):
 def test_the_trace_before_the_first_record_is_empty_and_complete(langevin, small_task):
     run = pl.Run(langevin, temperatures=[1e-3], observables={"norm": lambda w, d: trees.squared_norm(w)})
     states = run.start(small_task.weights, 0)
-    empty = run.empty_trace(states, 5)
+    empty = run.trace(states, [], 5)
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.abstract_states(small_task.weights))
     assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), states)
     (record,) = run.records(states, stop=5, every=5)
@@ -161,15 +144,6 @@ def test_the_trace_before_the_first_record_is_empty_and_complete(langevin, small
     }
     assert empty.sizes["draw"] == 0
     assert "0 records" in repr(run.result(record.states, [], every=5))
-
-
-def test_double_precision_weights_stay_double(small_task):
-    with jax.enable_x64(True):
-        weights = jax.tree.map(lambda w: np.asarray(w, np.float64), small_task.weights)
-        sampler = pl.pseudo_langevin(small_task.potential, small_task.train, **QUICK, refresh_every=2)
-        result = pl.sample(sampler, weights, temperatures=[1e-3], num_steps=4, record_every=2, key=0)
-        assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(result.weights))
-        assert np.isfinite(result.trace.loss).all()
 
 
 def walled_potential() -> pl.Potential:

@@ -40,8 +40,7 @@ def test_the_printed_configuration_can_be_edited_and_run(capsys, tmp_path):
     assert cli.run(["sample", str(tmp_path / "run.toml"), "--print-config"]) == 0
     assert capsys.readouterr().out == text
     shorter = text.replace(f"\nnum_steps = {settings.num_steps} ", "\nnum_steps = 360 ")
-    assert config.parse(shorter).record_every == 9  # follows num_steps, since the default is printed as a comment
-    assert f"\n# record_every = {settings.record_every} " in text
+    assert config.parse(shorter).record_every == 9  # follows num_steps, since it is printed as a comment
 
 
 @pytest.mark.parametrize(
@@ -202,6 +201,9 @@ def test_the_temperature_is_printed_before_its_figure_fails(tmp_path, capsys, mo
 
         def __str__(self) -> str:
             return "the temperature"
+
+        def to_dict(self) -> dict[str, Any]:
+            return {}
 
     (tmp_path / "run.toml").write_text(SMALL_RUN)
     (tmp_path / "scan.png").mkdir()

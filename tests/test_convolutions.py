@@ -7,8 +7,7 @@ import pytest
 from jax import lax
 
 import pseudolangevin as pl
-from pseudolangevin._convolutions import fast_convolutions
-from pseudolangevin.gradients import default_chunk_size, exact_sums
+from pseudolangevin.gradients import default_chunk_size, exact_sums, fast_convolutions
 
 LAYOUTS = {"last": ("NHWC", "HWIO", "NHWC"), "first": ("NCHW", "OIHW", "NCHW"), "mixed": ("CNHW", "OHWI", "NHWC")}
 SHAPES = {"N": 6, "H": 7, "W": 5, "C": 2, "I": 2, "O": 3}

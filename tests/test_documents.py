@@ -1,7 +1,12 @@
 """README and docs: their programs run, their links and commands exist, and their lines have the agreed width."""
 
 import json
+import os
 import re
+import runpy
+import shlex
+import subprocess
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -13,7 +18,7 @@ import pytest
 from flax import nnx
 
 import pseudolangevin as pl
-from pseudolangevin.cli import app
+from pseudolangevin.cli import BAD_INPUT, app, run
 from pseudolangevin.runs import config, session
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +27,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
-NOT_RUN = ("certificate", "tuning", "scaling")  # see below; a search by the clock; a placement on eight devices
+NOT_RUN = ("certificate", "tuning")  # see below; a search by the clock
 WIDTH = 100
 
 
@@ -36,12 +41,12 @@ def blocks(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def shortened(code: str) -> str:
+def shortened(code: str, num_steps: int = 20) -> str:
     """Return the same program with fewer steps and less data."""
-    lengths = {"num_train": 200, "num_test": 50, "num_steps": 20, "record_every": 10, "batch_size": 40, "stop": 20}
-    lengths |= {"steps_per_level": 20}
-    for name, short in (lengths | {"every": 10}).items():
-        code = re.sub(rf"\b{name}=[\d_]+", f"{name}={short}", code)
+    lengths = {"num_train": 200, "num_test": 50, "num_steps": num_steps, "record_every": 10, "batch_size": 40}
+    lengths |= {"stop": 20, "steps_per_level": 20, "every": 10, "keep_weights_every": 1, "checkpoint_every": 10}
+    for name, short in lengths.items():
+        code = re.sub(rf'\b({name}"?(=|: | = ))[\d_]+', rf"\g<1>{short}", code)
     return code
 
 
@@ -91,24 +96,54 @@ def folder(tmp_path_factory):
 def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
     monkeypatch.chdir(folder)
     matplotlib.use("Agg")
+    monkeypatch.setattr(pl, "Placement", lambda **_: None)  # there is one device
     monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, epochs=50, num_temperatures=3))
     monkeypatch.setattr(pl, "fit", partial(pl.fit, temperature=1e-2, num_steps=80, batch_size=40))
     for block in blocks(page):
-        program = compile(shortened(block), page.name, "exec")
+        program = compile(shortened(block, 80 if page.stem == "gallery" else 20), page.name, "exec")
         if page.stem not in NOT_RUN:
             exec(program, names)
 
 
+def command(line: str) -> None:
+    """Run a command line of a notebook: in this process, unless it needs devices of its own."""
+    if "placement" in line:
+        code = subprocess.run(line, shell=True, capture_output=True, check=False).returncode
+    else:
+        code = run(shlex.split(re.split(r"2>|\|", line)[0])[1:])
+    assert (code == BAD_INPUT) == ("batchsize" in line), line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=page_name)
-def test_the_cells_of_a_notebook_run_one_after_another(path):
+def test_the_cells_of_a_notebook_run_one_after_another(path, tmp_path, monkeypatch):
     matplotlib.use("Agg")
-    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # a notebook sets it
+    names: dict[str, Any] = {"command": command}
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         if cell["cell_type"] == "code":
-            code = re.sub(r"\brange\(100\)", "range(40)", shortened("".join(cell["source"])))
+            code = shortened("".join(cell["source"])).replace("--steps 80000", "--steps 40")
+            for long, short in (("range(100)", "range(40)"), ("range(500)", "range(10)"), ("range(20)", "range(5)")):
+                code = code.replace(long, short)
+            code = re.sub(r"^!(.+)$", lambda found: f"command({found[1]!r})", code, flags=re.MULTILINE)
             exec(compile(code, f"{path.name}, cell {number}", "exec"), names)
     matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize(
+    ("plain", "typeset"),
+    [
+        ("δt·h/M", r"δt\,\frac{h}{M}"),
+        ("c1²·h − l²/((1 + c1²)·S)", r"c_{1}^{2}\,h - \frac{l^{2}}{(1 + c_{1}^{2})\,S}"),
+        ("√(M·T)·ξ,        ā = (a + b)·(c + d)", r"\sqrt{M\,T}\,ξ,\qquad \bar{a} = (a + b)\,(c + d)"),
+        ("Σ_i M^(−1/2)·g_ij", r"\sum _{i} M^{-1\text{/}2}\,g_{ij}"),
+        ("Cov(h') = ⟨f(u)⟩_hot", r"\operatorname{Cov}(h') = \left\langle f(u)\right\rangle _{\text{hot}}"),
+    ],
+)
+def test_formulas_in_plain_text_become_latex(plain, typeset):
+    assert runpy.run_path(str(ROOT / "docs/formulas.py"))["latex"](plain) == typeset
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=page_name)
@@ -163,11 +198,17 @@ def test_the_programs_and_lines_of_the_certificate_are_those_of_its_page(names):
         "num_chains": 2,
         "num_steps": 80,
         "record_every": 4,
+        "keep_weights_every": 1,
         "key": 0,
     }
     names["result"] = pl.sample(sampler, names["weights"], **start)
     exec(compile(blocks(page)[0], page.name, "exec"), names)
+    lines = names["cert"].lines
+    names["samples"] = jax.tree.map(lambda w: w[0], names["result"].samples)
+    names["w"] = names["g"] = jax.random.normal(jax.random.key(0), (2, 100, 3))
+    names["u"] = 0.5 * (names["w"] ** 2).sum(axis=-1)
+    exec(compile(blocks(page)[1], page.name, "exec"), names)
     text = page.read_text(encoding="utf-8").replace("\\", "")
-    for line in names["cert"].lines:
+    for line in lines:
         name = line.name.partition(",")[0].replace(" of |w|²", " of ").replace(" of U", " of U")
         assert f"| {name}" in text, line.name

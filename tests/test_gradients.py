@@ -86,14 +86,6 @@ def test_a_potential_without_classes_or_errors_has_neither():
     assert np.isnan(float(sums.error))
 
 
-@pytest.mark.parametrize("chunk_size", [2, 3, 4])
-def test_examples_visited_twice_count_once(chunk_size):
-    """The last chunk overlaps the one before."""
-    potential = pl.Potential(lambda w, batch: w * batch[0] ** 2)
-    dataset = pl.Dataset(np.arange(1.0, 6.0, dtype=np.float32), np.zeros(5))
-    assert float(exact_sums(potential, jnp.asarray(1.0), dataset, chunk_size).gradient) == 11.0
-
-
 @pytest.mark.parametrize("num", [1, 1000, 55_800])
 def test_compensated_sums_are_as_good_as_float64(num):
     values = np.random.default_rng(0).exponential(0.3, num).astype(np.float32)

@@ -9,11 +9,15 @@ import sys
 from importlib import util
 from pathlib import Path
 
+import jax
 import pytest
+
+import pseudolangevin as pl
+from pseudolangevin.samplers import SAMPLERS
 
 ROOT = Path(__file__).parent.parent
 SLOW = {"zarr", "orbax", "pydantic", "rich", "matplotlib", "arviz", "scipy"}
-RUNNING = {"chains", "results", "stein", "observables", "placement", "_progress"}
+RUNNING = {"chains", "results", "observables", "placement"}
 USING = {"runs", "adapters", "cli", "demo", "paper", "__main__"}
 
 
@@ -90,6 +94,34 @@ def test_adapters_import_their_frameworks_when_called():
         "import pseudolangevin.adapters.flax, pseudolangevin.adapters.equinox, pseudolangevin.adapters.torch\n"
         "assert not {'flax', 'equinox', 'torch', 'torch2jax'} & set(sys.modules)"
     )
+
+
+def test_a_call_of_sample_passes_through_few_files():
+    """From the call to the arithmetic, with everything traced anew: files in which any function runs."""
+    train, _ = pl.tasks.spin_vectors(jax.random.key(0), num_train=31, num_test=1, dimension=7, num_classes=3)
+    network = pl.models.feedforward((7, 6, 5, 3), output_activation="identity")
+    sampler = pl.balanced_langevin(pl.classification(network.apply), train, batch_size=4)
+    weights, package = network.init(jax.random.key(1)), str(Path(pl.__file__).parent)
+    visited = set()
+
+    def note(frame, *_):
+        if frame.f_code.co_filename.startswith(package):
+            visited.add(frame.f_code.co_filename.removeprefix(package))
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        pl.sample(sampler, weights, temperatures=1e-2, num_steps=2, record_every=1, key=0, progress=False)
+    finally:
+        sys.settrace(before)
+    assert 8 <= len(visited) <= 12, sorted(visited)
+
+
+def test_a_sampler_in_the_table_is_a_public_name(monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "my_sampler", pl.Sampler)
+    assert pl.my_sampler is pl.Sampler
+    with pytest.raises(AttributeError, match="has no attribute 'another'"):
+        _ = pl.another
 
 
 def test_every_public_name_can_be_imported():

@@ -79,7 +79,6 @@ def test_groups_with_their_own_decay(small_task):
     for a, b in zip(jax.tree.leaves(direct), jax.tree.leaves(composed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
     assert potential.smallest_stiffness(364) == 0
-    assert potential.has_weight_decay
     assert not potential.regularizes_every_weight
 
 

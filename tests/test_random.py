@@ -8,18 +8,17 @@ from jax.extend.random import threefry2x32_p
 from scipy import stats
 from scipy.special import erfinv
 
-from pseudolangevin import _random as random
 from pseudolangevin import _trees as trees
-from pseudolangevin._random import draw_indices, normal_like, standard_normal
+from pseudolangevin._trees import draw_indices, normal_like, standard_normal
 
 STEPS, CHAINS, EXAMPLES, BATCH = 200, 4, 50, 60
 
 
 def test_the_words_are_those_of_jax():
-    key, step, numbers = jax.random.key(7), jnp.asarray(2**31 + 5, jnp.uint32), random.entry_numbers((5, 7, 3), 3)
+    key, step, numbers = jax.random.key(7), jnp.asarray(2**31 + 5, jnp.uint32), trees.entry_numbers((5, 7, 3), 3)
     np.testing.assert_array_equal(np.ravel(numbers), np.arange(3, 108))
     inputs = (jnp.broadcast_to(k, numbers.shape) for k in (*jax.random.key_data(key), step))
-    for word, reference in zip(random.words(key, step, numbers), threefry2x32_p.bind(*inputs, numbers), strict=True):
+    for word, reference in zip(trees.words(key, step, numbers), threefry2x32_p.bind(*inputs, numbers), strict=True):
         np.testing.assert_array_equal(word, reference)
 
 
@@ -30,7 +29,7 @@ def test_an_index_depends_on_all_64_bits(bound):
     edges = [-(-(value << 64) // bound) for value in range(1, min(bound, 4))]  # the first number that yields the next
     values = [int(a) << 32 | int(b) for a, b in zip(high, low, strict=True)] + edges + [edge - 1 for edge in edges]
     upper, lower = (jnp.asarray([v >> shift & 0xFFFFFFFF for v in values], jnp.uint32) for shift in (32, 0))
-    np.testing.assert_array_equal(random.below((upper, lower), bound), [bound * value >> 64 for value in values])
+    np.testing.assert_array_equal(trees.below((upper, lower), bound), [bound * value >> 64 for value in values])
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +57,11 @@ def test_the_inverse_error_function_is_precise_in_the_middle_and_in_the_tails():
     cells = np.concatenate([np.arange(5_000), np.arange(2**23 - 5_000, 2**23 + 5_000), np.arange(0, 2**24, 1_001)])
     cells = np.concatenate([cells, 2**24 - 1 - np.arange(5_000)])
     x = jnp.asarray((cells - (2**23 - 0.5)) * 2.0**-23, jnp.float32)
-    np.testing.assert_allclose(jax.jit(random.inverse_erf)(x), erfinv(np.asarray(x, np.float64)), rtol=5e-7)
+    np.testing.assert_allclose(jax.jit(trees.inverse_erf)(x), erfinv(np.asarray(x, np.float64)), rtol=5e-7)
 
 
 def test_normal_numbers_are_normal_and_independent():
-    draw = jax.jit(jax.vmap(lambda step: standard_normal(jax.random.key(2), step, random.entry_numbers((2_000,)))))
+    draw = jax.jit(jax.vmap(lambda step: standard_normal(jax.random.key(2), step, trees.entry_numbers((2_000,)))))
     numbers = np.asarray(draw(jnp.arange(100)), np.float64)
     assert stats.kstest(numbers.ravel(), "norm").pvalue > 1e-3
     for products in (numbers[1:] * numbers[:-1], numbers[:, 1:] * numbers[:, :-1], numbers[1:, 1:] * numbers[:-1, :-1]):
@@ -76,10 +75,15 @@ def test_noise_depends_on_the_entry_and_not_on_the_shapes_of_the_tensors(monkeyp
     key, tree = jax.random.key(3), {"a": jnp.zeros((30, 4)), "b": jnp.zeros(7), "c": jnp.zeros((5, 5, 5))}
     as_one = normal_like(key, jnp.zeros(trees.num_weights(tree)), step=4)
     np.testing.assert_array_equal(trees.ravel(normal_like(key, tree, step=4)), as_one)
-    monkeypatch.setattr(random, "LARGE_TENSOR", 100)  # "a" and "c" come after the small ones
+    monkeypatch.setattr(trees, "LARGE_TENSOR", 100)  # "a" and "c" come after the small ones
     separate = normal_like(key, tree, step=4)
     in_order = np.concatenate([np.ravel(separate[name]) for name in ("b", "a", "c")])
     np.testing.assert_allclose(in_order, as_one, rtol=1e-6)
+
+
+def test_a_seed_and_both_kinds_of_keys_are_accepted():
+    keys = [jax.random.key_data(trees.as_key(key)) for key in (5, jax.random.key(5), jax.random.PRNGKey(5))]
+    np.testing.assert_array_equal(keys, [keys[0]] * 3)
 
 
 def test_other_generators_and_precisions_use_jax_random():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin import stein
+from pseudolangevin import observables
 
 from .diagnostics import gaussian_toy as toy
 
@@ -41,51 +41,45 @@ def test_sums_are_those_of_blocks_of_records(result):
         part = slice(4 * block, 4 * block + 4)
         sums = [x[:, part].sum(axis=1) for x in (w, g, w * g, w * w)]
         np.testing.assert_allclose(np.asarray(tests.sums[:, block]), np.stack(sums, axis=1), atol=2e-5)
-    means = stein.blocks(tests, 0.5)
+    means = observables.stein_blocks(tests, 0.5)
     assert means.shape == (4, 4, 4, toy.NUM_WEIGHTS)  # blocks from record 20 on, to record 36
     np.testing.assert_allclose(means[:, 0, 0], w[:, 20:24].mean(axis=1), atol=1e-5)
 
 
-def test_references_are_means_of_the_records_between_powers_of_two(result):
+def test_the_reference_is_the_mean_of_the_records_since_the_one_before(result):
     w = flat(result.samples).reshape(4, NUM_RECORDS, -1)
-    means = [w[:, 16:32].mean(axis=1), w[:, 8:16].mean(axis=1)]
-    np.testing.assert_allclose(np.asarray(result.states.tests.reference), np.stack(means, axis=1), atol=1e-6)
+    mean = w[:, 16:32].mean(axis=1)
+    np.testing.assert_allclose(np.asarray(result.states.tests.reference), mean, atol=1e-6)
     np.testing.assert_allclose(np.asarray(result.states.tests.total), w[:, 32:].sum(axis=1), atol=1e-5)
-    found = result.trace["centred_virial_temperature"].values.reshape(4, NUM_RECORDS, 2, 2)
+    found = result.trace["centred_virial_temperature"].values.reshape(4, NUM_RECORDS, 2)
     layers = [slice(0, 160), slice(160, 240)]  # large, small
-    for slot, mean in enumerate(means):
-        products = (w[:, 34] - mean) * w[:, 34]
+    for record, reference in ((34, mean), (31, w[:, 8:16].mean(axis=1)), (7, 0.0)):
+        products = (w[:, record] - reference) * w[:, record]
         expected = np.stack([products[:, layer].mean(axis=1) for layer in layers], axis=1)
-        np.testing.assert_allclose(found[:, 34, slot], expected, atol=1e-5)
+        np.testing.assert_allclose(found[:, record], expected, atol=1e-5)
 
 
 def test_projections_are_on_orthonormal_directions_that_stay(result):
     tests, w = result.states.tests, flat(result.samples).reshape(4, NUM_RECORDS, -1)
     directions = np.asarray(tests.directions, np.float64)
-    np.testing.assert_allclose(directions[0, 1] @ directions[0, 1].T, np.eye(16), atol=1e-5)
-    found = result.trace["direction_position"].values.reshape(4, NUM_RECORDS, 2, 16)
-    np.testing.assert_allclose(found[:, 33, 1], np.einsum("cdn,cn->cd", directions[:, 1], w[:, 33]), atol=1e-5)
+    np.testing.assert_allclose(directions[0] @ directions[0].T, np.eye(16), atol=1e-5)
+    found = result.trace["direction_position"].values.reshape(4, NUM_RECORDS, 16)
+    for record in (32, 36):
+        np.testing.assert_allclose(found[:, record], np.einsum("cdn,cn->cd", directions, w[:, record]), atol=1e-5)
 
 
 def test_directions_are_the_strongest_of_the_noise():
     scales = np.array([5.0, 3.0, 2.0, *[0.1] * 37])
     inputs = (np.random.default_rng(0).normal(size=(4_000, 40)) * scales).astype(np.float32)
     potential = pl.Potential(lambda w, batch: batch[0] @ w)
-    found = stein.strongest_directions(potential, jnp.zeros(40), (inputs, inputs[:, 0]), jax.random.key(0), 5)
+    found = observables.strongest_directions(potential, jnp.zeros(40), (inputs, inputs[:, 0]), jax.random.key(0), 5)
     np.testing.assert_allclose(np.abs(np.asarray(found)[:3, :3]), np.eye(3), atol=0.05)
 
 
-@pytest.mark.parametrize("num_records", [16, 17, 31, 32, 33, 100, 255, 256, 257, 400, 1_000])
-def test_every_retained_record_has_the_same_reference_from_before_it(num_records):
-    draws = np.arange(1, num_records + 1)
-    slots = stein.slots(draws, 0.5)
-    retained = draws > num_records // 2
-    assert (slots[retained] >= 0).all()
-    powers = np.ceil(np.log2(draws[retained])).astype(int) - 1 - slots[retained]
-    assert len(set(powers)) == 1
-    assert 2 ** powers[0] <= num_records // 2
-    assert (stein.slots(draws, 0.1)[-num_records // 2 :] >= 0).all()
-    assert (stein.slots(draws[:8], 0.5) == -1).all()
+def test_directions_change_after_record_8_16_32():
+    sets = observables.direction_sets(np.arange(1, 400))
+    assert (sets[:8] == -1).all()
+    assert (np.flatnonzero(np.diff(sets)) + 1).tolist() == [8, 16, 32, 64, 128, 256]
 
 
 def test_there_are_no_sums_without_temperature_or_with_a_part_of_the_examples():

@@ -9,7 +9,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
-from pseudolangevin._random import Stream, normal_like, stream_key
+from pseudolangevin._trees import Stream, normal_like, stream_key
 from pseudolangevin.samplers.langevin import PER_WEIGHT
 
 

@@ -12,7 +12,7 @@ import scipy.stats
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
-from pseudolangevin import variance
+from pseudolangevin import masses
 from pseudolangevin.gradients import minibatch_gradient
 
 BATCH_SIZE = 16
@@ -33,7 +33,7 @@ def from_minibatches(task, key, weights, dataset, **options):
     def gradient(draw_key):
         return minibatch_gradient(task.potential, weights, dataset.draw(draw_key, BATCH_SIZE))
 
-    return variance.from_minibatches(gradient, key, weights, **options)
+    return masses.variance_from_minibatches(gradient, key, weights, **options)
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +72,8 @@ def test_the_tolerance_decides_how_many_batches_are_used(measure, max_batches, t
     assert bool(estimate.converged) == (tolerance > 1e-3)
 
 
-def test_chains_that_converge_early_keep_their_estimate(small_task):
-    """Under vmap the loop continues for the slowest chain."""
-    run = partial(from_minibatches, small_task, block_size=20, max_batches=400, tolerance=0.25)
-    keys = jax.random.split(jax.random.key(2), 4)
-    together = jax.jit(jax.vmap(run, in_axes=(0, None, None)))(keys, small_task.weights, small_task.train)
-    assert len(set(np.asarray(together.num_batches).tolist())) > 1
-    alone = jax.jit(run)
-    for index, key in enumerate(keys):
-        single = alone(key, small_task.weights, small_task.train)
-        assert int(single.num_batches) == int(together.num_batches[index])
-        mine = flat(jax.tree.map(lambda v, i=index: v[i], together.variance))
-        np.testing.assert_allclose(mine, flat(single.variance), rtol=1e-4, atol=1e-10)
-
-
 def test_a_gradient_without_noise_converges_after_one_block():
-    estimate = variance.from_minibatches(lambda key: jnp.ones(3), jax.random.key(0), jnp.zeros(3), block_size=3)
+    estimate = masses.variance_from_minibatches(lambda key: jnp.ones(3), jax.random.key(0), jnp.zeros(3), block_size=3)
     assert float(trees.squared_norm(estimate.variance)) == 0
     assert bool(estimate.converged)
     assert int(estimate.num_batches) == 3
@@ -95,7 +81,7 @@ def test_a_gradient_without_noise_converges_after_one_block():
 
 def test_a_large_mean_does_not_hide_a_small_variance():
     """Mean 1000, variance 1e-4: sums of squares in float32 would contain rounding only."""
-    estimate = variance.from_minibatches(
+    estimate = masses.variance_from_minibatches(
         lambda key: 1000.0 + 0.01 * jax.random.normal(key, (50,)), jax.random.key(0), jnp.zeros(50), tolerance=1e-9
     )
     rounding = (1000 * 2.0**-24) ** 2  # of the order of 4e-9
@@ -116,8 +102,8 @@ def test_a_large_mean_does_not_hide_a_small_variance():
     ],
 )
 def test_agreement(old, new, expected):
-    same = jnp.ones(3)
-    assert bool(variance.agree({"a": jnp.asarray(old), "b": same}, {"a": jnp.asarray(new), "b": same}, 0.1)) is expected
+    first, second = ({"a": jnp.asarray(value), "b": jnp.ones(3)} for value in (old, new))
+    assert bool(masses.variances_agree(first, second, 0.1)) is expected
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +117,7 @@ def problem() -> tuple[pl.Potential, dict, pl.Dataset]:
 def from_examples(problem, key=None, **options) -> np.ndarray:
     potential, weights, train = problem
     key = jax.random.key(0) if key is None else key
-    return variance.from_examples(potential, key, weights, train, **options)
+    return masses.variance_from_examples(potential, key, weights, train, **options)
 
 
 @pytest.mark.parametrize("with_moments", [True, False])

@@ -1,5 +1,7 @@
-"""Warnings name the chain, the cause and the remedy, once."""
+"""Warnings name the chain, the cause and the remedy, once; progress is one line on a terminal, and rare elsewhere."""
 
+import re
+import sys
 import warnings
 from typing import Any
 
@@ -8,7 +10,8 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin._progress import Reporter
+from pseudolangevin import chains
+from pseudolangevin.observables import Reporter
 
 HEALTHY = np.zeros(4, np.int32)
 
@@ -28,32 +31,36 @@ def record(status=HEALTHY, dead=None):
     return result if dead is None else result | {"dead_class": np.asarray(dead)}
 
 
+def reported(*records: dict, last: int = -1) -> list[str]:
+    """Return the warnings of these records, the last of which may be the last of the run."""
+    reporter = Reporter(LAYOUT)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for index, one in enumerate(records):
+            reporter.report(one, step=20 + 10 * index, last=index == last)
+    assert all(issubclass(warning.category, UserWarning) for warning in caught)
+    return [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+
+
+def dead(**chains_and_classes: list[int]) -> dict:
+    """Return a record in which these classes of chain0, chain1, … are dead."""
+    flags = np.zeros((4, 10), bool)
+    for chain, classes in chains_and_classes.items():
+        flags[int(chain[-1]), classes] = True
+    return record(dead=flags)
+
+
 def test_a_stopped_chain_is_named_with_cause_and_remedy_and_only_once():
-    reporter = Reporter(LAYOUT)
-    status = [0, 0, 0, pl.Status.NON_FINITE]
-    with pytest.warns(pl.ChainStoppedWarning, match=r"chain 1 at T = 3e-05 stopped by step 20: .*non-finite.*Lower"):
-        reporter.report(record(status), step=20, last=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reporter.report(record(status), step=30, last=True)
-    assert not reporter.all_stopped
-
-
-def test_nothing_is_left_when_all_have_stopped():
-    reporter = Reporter(LAYOUT)
-    with pytest.warns(pl.ChainStoppedWarning) as caught:
-        reporter.report(record([1, 2, 1, 2]), step=20, last=False)
-    assert len(caught) == 4
-    assert reporter.all_stopped
-
-
-def test_every_status_explains_itself():
+    stopped = record([0, 0, 0, pl.Status.NON_FINITE])
+    (found,) = reported(stopped, stopped)
+    assert re.match(r"ChainStopped.*: chain 1 at T = 3e-05 stopped by step 20: .*non-finite.*Lower", found)
+    assert len(reported(record([1, 2, 1, 2]))) == 4
     assert all(status.explanation for status in pl.Status)
 
 
 def test_numbers_of_stopped_chains_become_nan():
-    reporter = Reporter(LAYOUT)
-    masked = reporter.mask_stopped(record([0, 1, 0, 0]))
+    with pytest.warns(pl.ChainStoppedWarning):
+        masked = Reporter(LAYOUT).report(record([0, 1, 0, 0]), step=20, last=False)
     np.testing.assert_array_equal(np.isnan(masked["loss"]), [False, True, False, False])
     assert np.isnan(masked["layer_virial_temperature"][1]).all()
     assert np.isfinite(masked["layer_virial_temperature"][[0, 2, 3]]).all()
@@ -61,69 +68,24 @@ def test_numbers_of_stopped_chains_become_nan():
 
 
 def test_a_class_that_stays_dead_is_named_with_its_chain_once():
-    reporter = Reporter(LAYOUT)
-    dead = np.zeros((4, 10), bool)
-    dead[2, [3, 7]] = True
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reporter.report(record(dead=dead), step=20, last=False)  # it may be a moment's weakness
-    with pytest.warns(pl.DeadClassWarning, match=r'chain 0 at T = 3e-05: class 3, 7 is dead.*"identity"') as caught:
-        reporter.report(record(dead=dead), step=20, last=False)
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reporter.report(record(dead=dead), step=30, last=True)
-
-
-def test_every_class_that_dies_later_is_named_once():
-    reporter = Reporter(LAYOUT)
-    dead = np.zeros((4, 10), bool)
-    dead[2, 3] = True
-    later = dead.copy()
-    later[2, [5, 6]] = later[0, 3] = True
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for now in (dead, dead, later, later, later):
-            reporter.report(record(dead=now), step=20, last=False)
-    named = [str(warning.message).split(" is dead")[0] for warning in caught]
-    assert named == [
+    first, later = dead(chain2=[3]), dead(chain0=[3], chain2=[3, 5, 6])
+    assert not reported(first)  # it may be a moment's weakness
+    assert not reported(dead(chain0=[5]), dead(), dead(chain0=[5]))
+    assert len(reported(first, last=0)) == 1  # at the end one record is enough
+    found = reported(first, first, later, later, later)
+    assert [line.split(" is dead")[0].removeprefix("DeadClassWarning: ") for line in found] == [
         "chain 0 at T = 3e-05: class 3",
         "chain 0 at T = 1e-05: class 3",
         "chain 0 at T = 3e-05: class 5, 6",
     ]
+    assert found[0].endswith('output_activation="identity"')
 
 
 def test_clipped_noise_is_reported_once_by_the_worst_chain_that_runs():
-    reporter = Reporter(LAYOUT)
-    status = [0, 0, 0, pl.Status.NON_FINITE]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        reporter.report(record() | {"clipped_share": np.zeros(4)}, step=10, last=False)
-        for step in (20, 30):
-            clipped = record(status) | {"clipped_share": np.array([0.0, 0.25, 0.5, 0.9])}
-            reporter.report(clipped, step=step, last=False)
-    _, warning = caught
-    assert warning.category is pl.ClippedNoiseWarning
-    assert "chain 0 at T = 3e-05: at step 20 the mini-batch noise of 50.0% of the weights" in str(warning.message)
-
-
-def test_a_class_that_comes_back_is_not_reported():
-    reporter = Reporter(LAYOUT)
-    dead = np.zeros((4, 10), bool)
-    dead[0, 5] = True
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        reporter.report(record(dead=dead), step=20, last=False)
-        reporter.report(record(dead=~dead & False), step=20, last=False)
-        reporter.report(record(dead=dead), step=20, last=False)
-    assert not caught
-
-
-def test_at_the_end_one_record_is_enough():
-    dead = np.zeros((4, 10), bool)
-    dead[1, 0] = True
-    with pytest.warns(pl.DeadClassWarning, match="chain 1 at T = 1e-05: class 0 is dead"):
-        Reporter(LAYOUT).report(record(dead=dead), step=30, last=True)
+    clipped = record([0, 0, 0, pl.Status.NON_FINITE]) | {"clipped_share": np.array([0.0, 0.25, 0.5, 0.9])}
+    _, found = reported(record() | {"clipped_share": np.zeros(4)}, clipped, clipped)
+    why = "chain 0 at T = 3e-05: at step 30 the mini-batch noise of 50.0% of the weights"
+    assert found.startswith(f"ClippedNoiseWarning: {why}")
 
 
 def test_a_network_with_a_dead_class_is_reported_by_a_run(small_task):
@@ -136,3 +98,36 @@ def test_a_network_with_a_dead_class_is_reported_by_a_run(small_task):
         result = pl.sample(sampler, weights, temperatures=[1e-3], num_steps=3, record_every=1, key=0)
     np.testing.assert_array_equal(result.trace.dead_class.isel(temperature=0, chain=0, draw=-1), [0, 0, 1, 0])
     assert "class" in result.trace.dead_class.dims
+
+
+def drawn(monkeypatch, capsys, *, terminal: bool, show: bool | None) -> str:
+    """Return what is printed of 70 records, ten steps and 0.1 s each, with a long compilation at two of them."""
+    now = 0.0
+    monkeypatch.setattr(chains.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with chains.progress_bar(1000, 3, show=show) as update:
+        for index in range(1, 71):
+            now += {1: 30.1, 60: 70.1}.get(index, 0.1)
+            update(10 * index, float("nan") if index == 1 else 0.123456, 0.3 if index < 50 else 0.01)
+    return capsys.readouterr().err
+
+
+def test_a_terminal_shows_one_line_with_the_speed_without_compilation(monkeypatch, capsys):
+    for terminal, show in ((True, None), (False, True)):
+        lines = drawn(monkeypatch, capsys, terminal=terminal, show=show).split("\r")[1:]
+        assert len(lines) == 70
+        assert lines[-1].strip() == "step 700 of 1000, 3 chains, 100 steps/s, 3 s left, loss 0.1235"
+        assert "nan" not in "".join(lines)
+
+
+def test_without_a_terminal_a_line_is_printed_now_and_then(monkeypatch, capsys):
+    assert drawn(monkeypatch, capsys, terminal=True, show=False) == ""
+    first, second = drawn(monkeypatch, capsys, terminal=False, show=None).splitlines()
+    assert re.match(r"step 10 of 1000, .*, records 30% of the time: raise record_every$", first)
+    assert second.startswith("step 600 of 1000, 3 chains, 100 steps/s, 4 s left, loss 0.1235")
+
+
+def test_a_run_prints_nothing_to_a_pipe(small_task, capfd):
+    sampler = pl.adam(small_task.potential, small_task.train, batch_size=8)
+    pl.sample(sampler, small_task.weights, num_steps=2, key=0)
+    assert capfd.readouterr() == ("", "")

@@ -4,9 +4,9 @@ import importlib
 from typing import Any
 
 from . import models
-from ._progress import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning
 from .chains import Record, Result, Run, sample
 from .data import Dataset, Signs, StreamedDataset, tasks
+from .observables import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning
 from .placement import Placement
 from .potential import (
     Potential,
@@ -21,6 +21,7 @@ from .potential import (
     regression,
     subset,
 )
+from .samplers import SAMPLERS
 from .samplers.adam import Adam as adam
 from .samplers.adam import best_weights
 from .samplers.balanced import BalancedLangevin as balanced_langevin
@@ -42,26 +43,26 @@ _LAZY = {  # imported when first used: they need files, plots or statistics
     "Tuned": "apps.tune",
     "anneal": "apps.thermodynamics",
     "certificate": "diagnostics.certificate",
+    "diagnostics": "diagnostics",
     "evidence": "apps.thermodynamics",
     "find_temperature": "apps.temperature",
     "fit": "apps.fit",
     "free_energy": "apps.thermodynamics",
     "learning_coefficient": "apps.thermodynamics",
-    "load": "runs.python",
-    "resume": "runs.python",
+    "load": "runs.session",
+    "predictions": "diagnostics.ensemble",  # the module itself
+    "resume": "runs.session",
     "tune": "apps.tune",
 }
-_LAZY_MODULES = {"diagnostics": "diagnostics", "predictions": "diagnostics.ensemble"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-    elif name in _LAZY_MODULES:
-        value = importlib.import_module(f".{_LAZY_MODULES[name]}", __name__)
-    else:
+    if name in SAMPLERS:  # one that was added to the table only
+        return SAMPLERS[name]
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
+    module = importlib.import_module(f".{_LAZY[name]}", __name__)
+    globals()[name] = value = getattr(module, name, module)
     return value
 
 
@@ -103,5 +104,4 @@ __all__ = [
     "subset",
     "tasks",
     *_LAZY,
-    *_LAZY_MODULES,
 ]

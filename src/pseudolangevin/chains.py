@@ -10,13 +10,17 @@ on which other chains run. `Run.records` is the only loop that drives chains.
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,15 +29,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from . import _trees as trees
-from . import observables, placement, stein
-from ._checks import check_integer, check_positive
-from ._progress import Reporter, progress_bar
-from ._random import as_key
-from ._trees import Array, Key, Weights
-from .data.dataset import Dataset
-from .data.streamed import BLOCKS_AHEAD, StreamedDataset
-from .observables import OwnObservables, check_own
-from .placement import Placement, keep_everywhere, keep_in_place, put_chains, put_dataset
+from . import observables, placement
+from ._trees import Array, Key, Weights, as_key, check_integer, check_positive
+from .data.dataset import BLOCKS_AHEAD, Dataset, StreamedDataset
+from .observables import OwnObservables, Reporter, check_own
+from .placement import Placement
 from .results import Result
 from .samplers.base import MAX_STEPS, Sampler, Status
 from .samplers.tempered import annealed
@@ -86,8 +86,8 @@ def sample(
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         num_warmup: steps before these, without records.
-        record_every: steps between records; default: 400 records, or every step of a shorter run. Training by `adam`
-            has fewer, down to 10, if they would visit more than 5 % of the examples that the steps visit.
+        record_every: steps between records; default: 400 records, or fewer if they would cost more than 5 % of the
+            time, but at least 100, and 400 of all chains at a temperature. Training by `adam` has 10 to 100.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
             it does not depend, rounding apart, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
@@ -100,7 +100,7 @@ def sample(
             32 768 for a network of up to 2¹⁷ weights on a GPU.
         placement: split of chains, data and weights over devices; default: chains over as many devices as divide them.
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
-        progress: whether to show a progress bar; default: if the output is a terminal.
+        progress: whether to show a line of progress; default: on a terminal, and now and then elsewhere.
         folder: new run folder for records, checkpoints, certificate and report; `pl.resume` continues it.
     """
     if callable(temperatures):
@@ -116,16 +116,14 @@ def sample(
         chunk_size=chunk_size,
         placement=placement,
     )
-    every = check_lengths(num_steps, record_every, run)
-    if keep_weights_every is not None:
-        check_integer("keep_weights_every", keep_weights_every, minimum=1)
+    every = run.record_interval(num_steps, record_every)
+    check_integer("keep_weights_every", 1 if keep_weights_every is None else keep_weights_every, minimum=1)
     check_integer("num_warmup", num_warmup, minimum=0, maximum=MAX_STEPS - num_steps)
     if folder is not None:
         if num_warmup:
-            raise ValueError(
-                f"num_warmup = {num_warmup} with a folder: a folder records every step; discard records instead"
-            )
-        folders = import_module(".runs.python", __package__)  # a level above, for those who ask for a folder
+            remedy = "a folder records every step; discard records instead"
+            raise ValueError(f"num_warmup = {num_warmup} with a folder: {remedy}")
+        folders = import_module(".runs.session", __package__)  # a level above, for those who ask for a folder
         lengths = {"num_steps": num_steps, "record_every": every, "keep_weights_every": keep_weights_every}
         more = {"on_record": on_record, "max_seconds": max_seconds, "progress": progress}
         return folders.sample(folder, run, weights, key, lengths | more)
@@ -133,7 +131,6 @@ def sample(
     for record in run.records(states, stop=num_warmup, every=MAX_STEPS, progress=progress) if num_warmup else ():
         states = record.states
     records: list[dict[str, np.ndarray]] = []
-    steps: list[int] = []
     kept: list[Weights] = []
     span: dict[str, int] = {"first": num_warmup, "stop": num_warmup + num_steps, "every": every}
     for record in run.records(states, **span, max_seconds=max_seconds, progress=progress):
@@ -141,25 +138,15 @@ def sample(
         if record.observables is None:
             continue
         records.append(record.observables)
-        steps.append(record.step)
         if on_record is not None:
             on_record(record)
         if keep_weights_every is not None and len(records) % keep_weights_every == 0:
             kept.append(run.positions(states))
     samples = jax.tree.map(lambda *draws: np.stack(draws, axis=1), *kept) if kept else None
-    result = run.result(states, records, every=every, samples=samples)
-    result.trace.coords["step"] = ("draw", np.asarray(steps, np.int64))
+    result = run.result(states, records, every=every, first=num_warmup, samples=samples)
     if kept:
         result.trace.attrs["keep_weights_every"] = keep_weights_every
     return replace(result, seconds=time.monotonic() - began)
-
-
-def check_lengths(num_steps: int, record_every: int | None, run: Run) -> int:
-    """Return the interval between records of a run, validated; for the default see `sample`."""
-    check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
-    every = max(1, num_steps // run.default_records(num_steps)) if record_every is None else record_every
-    check_integer("record_every", every, minimum=1, maximum=num_steps, remedy="record at least once")
-    return every
 
 
 class Run:
@@ -206,13 +193,14 @@ class Run:
         self.mesh = self._mesh(placement)
 
     def _mesh(self, given: Placement | Mesh | None) -> Mesh | None:
-        if isinstance(self.sampler.dataset, StreamedDataset):
-            given = Placement() if given is None else given
-            if not isinstance(given, Placement) or given.num_devices > 1:
-                raise ValueError(f"placement.{given}: a StreamedDataset feeds one device; leave the placement out")
+        streamed = isinstance(self.sampler.dataset, StreamedDataset)
+        if given is None and (streamed or jax.device_count() == 1):
+            return None
+        given = Placement.automatic(self.size) if given is None else given
+        if streamed and (isinstance(given, Mesh) or given.num_devices > 1):
+            raise ValueError(f"placement.{given}: a StreamedDataset feeds one device; leave the placement out")
         if isinstance(given, Mesh):
             return given
-        given = Placement.automatic(self.size) if given is None else given
         given.check(self.size, self.sampler.dataset.num_examples)
         return given.mesh()
 
@@ -221,11 +209,20 @@ class Run:
         """Number of all chains."""
         return len(self.temperatures) * self.num_chains
 
-    def default_records(self, num_steps: int) -> int:
-        """Return how many records a run has by default; a pass without gradient costs a third of one with it."""
-        cost = (self.observed.num_examples + (self.test.num_examples if self.test else 0)) / 3
-        work = num_steps * (self.sampler.batch_size or self.sampler.dataset.num_examples)
-        return 400 if self.sampler.uses_temperature else max(10, min(100, int(0.05 * work / cost)))
+    def record_interval(self, num_steps: int, record_every: int | None) -> int:
+        """Return the steps between records, validated; by default records take 5 % of the work (see `sample`)."""
+        check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
+        if record_every is None:
+            sampler, exact = self.sampler, self.sampler.uses_temperature
+            exact_step = sampler.dataset.num_examples * getattr(sampler, "num_leapfrog_steps", 1)
+            # A pass without gradient costs a third of one with it; what a record computes besides costs half.
+            cost = self.observed.num_examples * (1.5 if exact else 1 / 3)
+            cost += (self.test.num_examples if self.test else 0) / 3
+            affordable = 0.05 * num_steps * (sampler.examples_per_step or exact_step) / cost
+            fewest, most = (max(100, 400 // self.num_chains), 400) if exact else (10, 100)
+            return max(1, num_steps // int(max(fewest, min(most, affordable))))
+        check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
+        return record_every
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -244,7 +241,9 @@ class Run:
     @cached_property
     def _placed(self) -> tuple[Sampler, Dataset, Dataset | None]:
         """The sampler, the observed examples and the test set, with data on the devices that use them."""
-        place = partial(put_dataset, mesh=self.mesh)
+        if self.mesh is None:
+            return self.sampler, self.observed, self.test
+        place = partial(placement.put_dataset, mesh=self.mesh)
         placed = jax.tree.map(
             lambda leaf: place(leaf) if isinstance(leaf, Dataset) else leaf,
             self.sampler,
@@ -255,7 +254,11 @@ class Run:
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""
-        return put_chains(states, self.mesh)
+        return jax.tree.map(jnp.asarray, states) if self.mesh is None else placement.put_chains(states, self.mesh)
+
+    def fetch(self, tree: Any) -> Any:
+        """Return arrays that are spread over processes as complete NumPy arrays."""
+        return tree if self.mesh is None else placement.to_host(tree)
 
     def start(self, weights: Weights, key: Key | int) -> Any:
         """Return the states of all chains at step 0; `weights` and `key` as for `sample`."""
@@ -275,36 +278,32 @@ class Run:
         return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))), self.with_tests)
 
     def _starts(self, weights: Weights) -> Weights:
-        """Return starting weights with one leading axis over all chains."""
+        """Return starting weights with one leading axis over all chains.
+
+        They are given with as many of the axes (temperature, chain) as must be removed before the loss accepts them.
+        """
         weights = jax.tree.map(lambda w: jnp.asarray(w) if isinstance(w, float) else w, weights)
         trees.check_weights(weights)
-        num_axes = self._num_leading_axes(weights)
-        one = jax.tree.map(lambda w: w[(0,) * num_axes], weights)
-        self.sampler.potential.check(one, self.sampler.dataset)
+        check = partial(self.sampler.potential.check, dataset=self.sampler.dataset)
+
+        def one(num_axes: int) -> Weights:
+            return jax.tree.map(lambda w: w[(0,) * num_axes], weights)
+
+        def fits(num_axes: int) -> bool:
+            expected = self.shape[2 - num_axes :]
+            try:
+                (leading,) = {leaf.shape[:num_axes] for leaf in jax.tree.leaves(weights)}
+                check(one(num_axes))
+                return np.broadcast_shapes(leading, expected) == expected
+            except (ValueError, IndexError):
+                return False
+
+        num_axes = next(filter(fits, (0, 2, 1)), 0)
+        check(one(num_axes))
         return jax.tree.map(
             lambda w: jnp.broadcast_to(w, self.shape + w.shape[num_axes:]).reshape(self.size, *w.shape[num_axes:]),
             weights,
         )
-
-    def _num_leading_axes(self, weights: Weights) -> int:
-        """Return how many of the axes (temperature, chain) the weights have: the loss takes them only without these."""
-
-        def fits(num_axes: int) -> bool:
-            try:
-                one = jax.tree.map(lambda w: w[(0,) * num_axes], weights)
-                self.sampler.potential.check(one, self.sampler.dataset)
-            except ValueError:
-                return False
-            return True
-
-        leaves = jax.tree.leaves(weights)
-        for num_axes in (2, 1):
-            shape = leaves[0].shape[:num_axes]
-            allowed = all(n in (1, m) for n, m in zip(shape, self.shape[2 - num_axes :], strict=False))
-            same = all(leaf.ndim >= num_axes and leaf.shape[:num_axes] == shape for leaf in leaves)
-            if allowed and same and not fits(0) and fits(num_axes):
-                return num_axes
-        return 0
 
     def _keys(self, key: Key | int) -> Key:
         """Return each chain's key, derived from the chain index and temperature only."""
@@ -341,18 +340,18 @@ class Run:
             every: steps between records.
             pause_every: steps between further stops, where the chains are yielded without observables.
             max_seconds: the iteration ends at the first record after this time.
-            progress: whether to show a progress bar; default: if the output is a terminal.
+            progress: as for `sample`.
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
-        if first > 0 and bool(np.all(np.asarray(placement.to_host(states.status)) != Status.RUNNING)):
+        if first > 0 and bool(np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING)):
             return  # nothing is left to continue; a new run goes on to its first record, which reports why
         reporter = Reporter(self)
         sampler, observed, test = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, recording = time.monotonic(), first, 0.0
         due, tests = self._next_refresh(states), getattr(states, "tests", ())
-        num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
+        num_records = int(np.max(self.fetch(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
@@ -369,20 +368,15 @@ class Run:
                     states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
                     num_records += 1
-                    if stein.is_renewed_after(num_records):
+                    if observables.is_stein_renewed_after(num_records):
                         states = _renew(sampler, states, observed)
-                    if Status.NON_FINITE_ENERGY in measured["status"]:
-                        states = _set_status(states, record["status"], self.mesh)
-                    reporter.report(measured, step=step, last=step + every > stop)
-                    masked = reporter.mask_stopped(measured)
+                    masked = reporter.report(measured, step=step, last=step + every > stop)
                     losses = masked["loss"][np.isfinite(masked["loss"])]
                     recording += time.monotonic() - before
                     share = recording / (time.monotonic() - started)
                     update_bar(step, float(losses.mean()) if losses.size else math.nan, share)
                     yield Record(step, states, masked)
-                    if reporter.all_stopped:
-                        return
-                    if max_seconds is not None and time.monotonic() - started > max_seconds:
+                    if reporter.stopped.all() or time.monotonic() - started > (max_seconds or math.inf):
                         return
                 elif step == stop or (pause_every is not None and step % pause_every == 0):
                     yield Record(step, states, None)
@@ -426,20 +420,34 @@ class Run:
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
-        return jax.tree.map(np.asarray, placement.to_host(_positions(self._placed[0], states)))
+        return jax.tree.map(np.asarray, self.fetch(_positions(self._placed[0], states)))
 
     def result(
-        self, states: Any, records: Sequence[dict[str, np.ndarray]], *, every: int, samples: Weights | None = None
+        self,
+        states: Any,
+        records: Sequence[dict[str, np.ndarray]],
+        *,
+        every: int,
+        first: int = 0,
+        samples: Weights | None = None,
     ) -> Result:
-        """Return the result of a run from its final states, its records and its kept weights."""
-        one = jax.tree.map(lambda w: w[0], states.weights)
-        if records:
-            stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
-            trace = self.trace(self.split(stacked), one, every)
-        else:
-            trace = self.empty_trace(states, every)
+        """Return the result of a run from its final states, its records after step `first` and its kept weights."""
+        trace = self.trace(states, records, every, first)
         kept = None if samples is None else self.split(samples)
         return Result(trace, self.split(_positions(self._placed[0], states)), kept, states, self.sampler)
+
+    def trace(self, states: Any, records: Sequence[dict[str, np.ndarray]], every: int, first: int = 0) -> xr.Dataset:
+        """Return records after step `first` as a labelled data set, complete even without records."""
+        if records:
+            stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
+        else:
+            shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)[1]
+            record = observables.to_host({name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()})
+            stacked = {name: value[:, None][:, :0] for name, value in record.items()}
+        one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
+        draws = (first // every + 1 + np.arange(len(records))) * every
+        found = observables.trace(self.split(stacked), self.temperatures, draws, one)
+        return found.assign_attrs(observed_examples=self.observed.num_examples, record_every=every)
 
     def abstract_states(self, weights: Weights) -> Any:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
@@ -447,31 +455,13 @@ class Run:
         temperatures = jax.ShapeDtypeStruct((self.size,), jax.tree.leaves(weights)[0].dtype)
         return _start.eval_shape(self.sampler, starts, temperatures, self._keys(0), self.with_tests)
 
-    def empty_trace(self, states: Any, every: int) -> xr.Dataset:
-        """Return the trace before the first record: every observable and coordinate, no draws."""
-        _, shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)
-        record = observables.to_host({name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()})
-        stacked = {name: np.zeros((value.shape[0], 0, *value.shape[1:]), value.dtype) for name, value in record.items()}
-        one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
-        return self.trace(self.split(stacked), one, every)
 
-    def trace(self, records: Mapping[str, np.ndarray], weights: Weights, every: int) -> xr.Dataset:
-        """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
-        import xarray as xr  # noqa: PLC0415 (slow to import)
+def _in_place(states: Any, mesh: Mesh | None) -> Any:
+    return states if mesh is None else placement.keep_in_place(states, mesh)
 
-        draws = np.arange(records["status"].shape[2])
-        coords = {
-            "temperature": np.asarray(self.temperatures, np.float64),
-            "chain": np.arange(self.num_chains),
-            "draw": draws,
-            "step": ("draw", (draws + 1) * every),
-        }
-        classes = records["dead_class"].shape[-1] if "dead_class" in records else 0
-        return xr.Dataset(
-            {name: observables.variable(name, values) for name, values in records.items()},
-            coords | observables.coordinates(weights, list(records), classes),
-            {"observed_examples": self.observed.num_examples, "record_every": every},
-        )
+
+def _everywhere(tree: Any, mesh: Mesh | None) -> Any:
+    return tree if mesh is None else placement.keep_everywhere(tree, mesh)
 
 
 @partial(jax.jit, static_argnames="with_tests")
@@ -480,14 +470,14 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, wi
     # A chain that starts where another with the same key ended must not repeat its noise.
     keys = jax.vmap(jax.random.fold_in)(keys, jax.vmap(trees.fingerprint)(starts))
     states = jax.vmap(lambda key, start, t: sampler.at(t).init(key, start, t))(keys, starts, temperatures)
-    states = stein.begin(sampler, states, starts) if with_tests else states
-    return keep_in_place(states, sampler.dataset.mesh)
+    states = observables.begin_stein(sampler, states, starts) if with_tests else states
+    return _in_place(states, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
     # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
-    states, tests = stein.detached(states)
+    states, tests = observables.without_stein(states)
     running = states.status == Status.RUNNING
     step = jnp.max(jnp.where(running, states.step, 0))
 
@@ -496,7 +486,7 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
-    return keep_in_place(moved._replace(**tests), sampler.dataset.mesh)
+    return _in_place(moved._replace(**tests), sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_steps")
@@ -508,50 +498,46 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    states, tests = stein.detached(states)
+    states, tests = observables.without_stein(states)
     refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
-    return keep_in_place(refreshed._replace(**tests), sampler.dataset.mesh)
+    return _in_place(refreshed._replace(**tests), sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
 def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
-    states, tests = stein.detached(states)
-    return keep_in_place(sampler.exchange(states, num_temperatures)._replace(**tests), sampler.dataset.mesh)
+    states, tests = observables.without_stein(states)
+    return _in_place(sampler.exchange(states, num_temperatures)._replace(**tests), sampler.dataset.mesh)
 
 
 @jax.jit
 def _next_refresh(sampler: Sampler, states: Any) -> Array:
     due = jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS)
-    return keep_everywhere(jnp.min(due), sampler.dataset.mesh)
+    return _everywhere(jnp.min(due), sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="states")
 def _observe(
     sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
 ) -> tuple[Any, dict[str, Array]]:
-    """Return the states with this record added to their sums for the certificate, and the record."""
-    states, tests = stein.detached(states)
+    """Return the states, with this record added to their sums for the certificate and its status, and the record."""
+    states, tests = observables.without_stein(states)
     observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
     record, weights, gradients = jax.vmap(lambda state: observe(sampler.at(state.temperature), state))(states)
     if tests.get("tests"):
-        tests["tests"], more = stein.update(tests["tests"], weights, gradients)
+        tests["tests"], more = observables.update_stein(tests["tests"], weights, gradients)
         record |= more
-    return keep_in_place(states._replace(**tests), train.mesh), keep_everywhere(record, train.mesh)
+    states = states._replace(status=record["status"], **tests)
+    return _in_place(states, train.mesh), _everywhere(record, train.mesh)
 
 
 @partial(jax.jit, donate_argnames="states")
 def _renew(sampler: Sampler, states: Any, train: Dataset) -> Any:
-    return keep_in_place(states._replace(tests=stein.renew(sampler, states, train)), train.mesh)
+    return _in_place(states._replace(tests=observables.renew_stein(sampler, states, train)), train.mesh)
 
 
 @jax.jit
 def _positions(sampler: Sampler, states: Any) -> Weights:
     return jax.vmap(sampler.position)(states)
-
-
-@partial(jax.jit, static_argnames="mesh", donate_argnames="states")
-def _set_status(states: Any, status: Array, mesh: Mesh | None) -> Any:
-    return keep_in_place(states._replace(status=status), mesh)
 
 
 def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float | None) -> list[float]:
@@ -571,7 +557,42 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
             raise ValueError(f"temperatures = {value!r} is beyond single precision; scale the loss instead")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
-        raise ValueError(
-            f"temperatures = {values} repeats a value; use num_chains for several chains at one temperature"
-        )
+        remedy = "use num_chains for several chains at one temperature"
+        raise ValueError(f"temperatures = {values} repeats a value; {remedy}")
     return values
+
+
+@contextmanager
+def progress_bar(
+    num_steps: int, num_chains: int, *, show: bool | None, start: int = 0
+) -> Iterator[Callable[[int, float, float], None]]:
+    """Give a function update(step, loss, share) that prints the progress of a run to the error stream.
+
+    If `show` is true, one line is overwritten at every record; if it is None and the error stream is no terminal, a
+    line is printed after 20 seconds and then every minute. `share` is the share of the time that records have taken.
+    """
+    on_one_line = sys.stderr.isatty() if show is None else show
+    began = time.monotonic()
+    due, before, speeds = began + 20, (start, began), deque[float](maxlen=9)
+
+    def update(step: int, loss: float, share: float) -> None:
+        nonlocal due, before
+        now = time.monotonic()
+        speeds.append((step - before[0]) / max(now - before[1], 1e-9))
+        before = (step, now)
+        if show is False or not (on_one_line or now >= due):
+            return
+        due = now + 60
+        speed = median(speeds)  # of the last records, since some intervals contain compilations
+        parts = [f"step {step} of {num_steps}", f"{num_chains} chains", f"{speed:,.0f} steps/s"]
+        parts += [f"{(num_steps - step) / speed:,.0f} s left", "" if math.isnan(loss) else f"loss {loss:.4f}"]
+        parts += [f"records {share:.0%} of the time: raise record_every" if share > 0.05 else ""]
+        line = ", ".join(filter(None, parts))
+        width = shutil.get_terminal_size().columns - 1
+        text = f"\r{line[:width]:{width}}" if on_one_line else f"{line}\n"
+        print(text, end="", file=sys.stderr, flush=True)
+
+    try:
+        yield update
+    finally:
+        print(end="\n" if on_one_line else "", file=sys.stderr)

@@ -83,22 +83,20 @@ def sample(
 
     Ctrl-C stops the run cleanly; `resume` continues it. --print-config makes a file to edit.
     """
-    from .runs import build, config, session
+    from .runs import config, session
 
-    if config_file is not None:
-        settings = config.read(config_file, overrides or ())
-    elif print_config:
-        settings = config.parse("", overrides or (), to_edit=True)
-    else:
+    if config_file is None and not print_config:
         remedy = "make one with `pseudolangevin sample --print-config > run.toml`"
         raise config.ConfigError([f"no configuration given; {remedy}, then `pseudolangevin sample run.toml`"])
+    changes, read = overrides or (), partial(config.read, config_file) if config_file else partial(config.parse, "")
+    settings = read(changes, to_edit=print_config)
     if print_config:
-        print(config.to_toml(settings, to_edit=True), end="")
+        print(config.to_toml(settings), end="")
         return DONE
     path = out or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     with _resumable(path):
         _join(coordinator, num_processes, process_id, distributed)
-        return _report_outcome(session.start(settings, path, make=partial(build.build, allow_code=allow_code)))
+        return _report_outcome(session.start(settings, path, allow_code=allow_code))
 
 
 @app.command(epilog="pseudolangevin resume runs/first --steps 1200000   (extends a finished run)")
@@ -117,14 +115,13 @@ def resume(
 
     The result equals that of an uninterrupted run to the bit.
     """
-    from .runs import build, session
+    from .runs import session
 
     with _resumable(run_dir):
         _join(coordinator, num_processes, process_id, distributed)
         lengths = {"num_steps": steps, "record_every": record_every}
         changes = [*(overrides or ()), *(f"{key}={value}" for key, value in lengths.items() if value is not None)]
-        make = partial(build.build, allow_code=allow_code)
-        return _report_outcome(session.resume(run_dir, changes, make=make))
+        return _report_outcome(session.continue_run(run_dir, changes, how={"allow_code": allow_code}))
 
 
 @app.command(epilog="pseudolangevin check runs/first && echo trustworthy")
@@ -136,18 +133,22 @@ def check(
 ) -> int:
     """Check whether the samples can be trusted: exit code 0 if the certificate passes, 1 if not."""
     from .diagnostics import certificate
-    from .runs import build, folder, python
+    from .runs import build, folder, session, store
 
     made = folder.RunFolder(run_dir)
-    if folder.read_or_empty(made.config).get("made_by") == "python":
-        return _show_certificate(made, as_json)
-    result = python.load(run_dir, allow_code=allow_code)
+    if folder.read_or_empty(made.config).get("made_by") == "python":  # Python left its certificate there
+        found, trace = folder.read_json(made.certificate), store.read_trace(made.path, last=1)
+        if trace is None or found.get("step", -1) < int(trace["step"].values[-1]):
+            remedy = "finish it with pl.resume(DIR, sampler), or use pl.certificate(pl.load(DIR, sampler))"
+            raise folder.RunFolderError(f"{made.certificate} is older than the last record; {remedy}")
+        return _show(found.pop("text", ""), found, as_json, found.get("passed") is True)
+    result = session.load(run_dir, allow_code=allow_code)
     if result.trace.sizes["draw"] == 0:
         raise folder.RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
     with build.naming("check"):
         verdict = certificate(result)
-    print(json.dumps(verdict.to_dict(), indent=2) if as_json else verdict.to_text(folder=run_dir, verbose=verbose))
-    return DONE if verdict.passed else FAILED
+    text = verdict.to_text(folder=run_dir, verbose=verbose)
+    return _show(text, verdict.to_dict(), as_json, verdict.passed)
 
 
 @app.command(epilog="pseudolangevin report runs/first")
@@ -191,10 +192,10 @@ def temperature(
     sampler, weights = experiment.run.sampler, experiment.random_weights()
     with build.naming("temperature"):
         found = search.find_temperature(sampler.potential, sampler.dataset, weights, epochs=epochs, key=settings.seed)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else found, flush=True)
+    code = _show(found, found.to_dict(), as_json, found.conclusive)
     if figure is not None:
         search.temperature_figure(found).savefig(figure)
-    return DONE if found.conclusive else FAILED
+    return code
 
 
 @app.command(epilog="pseudolangevin tune run.toml --seconds 60 --set 'temperatures=[3e-5]'")
@@ -225,8 +226,7 @@ def tune(
     seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     with build.naming("tune"):
         tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=partial(_say, "note"), **options)
-    print(json.dumps(tuned.to_dict(), indent=2) if as_json else f"{tuned}\n{tuned.to_toml()}")
-    return DONE if tuned.within_budget else FAILED
+    return _show(f"{tuned}\n{tuned.to_toml()}", tuned.to_dict(), as_json, tuned.within_budget)
 
 
 @app.command(epilog="pseudolangevin reproduce thermodynamics --scale smoke --out results")
@@ -253,33 +253,30 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Time limit.")] = 600.0,
 ) -> int:
     """Time every sampler on this machine, until the time is up."""
+    import pandas as pd
+
     from .apps.bench import bench
     from .runs import build
 
-    def integers(option: str, text: str) -> list[int]:
-        if not all(part.isdecimal() for part in text.split(",")):
-            raise ValueError(f"{option} {text}: give integers separated by commas, like 11160,101610")
-        return [int(part) for part in text.split(",")]
-
-    names = None if samplers is None else samplers.split(",")
     with build.naming("bench"):
-        numbers = integers("--sizes", sizes), integers("--chains", chains)
-        timed = bench(*numbers, names, seconds, report=partial(_say, "note"))
-    print(json.dumps(timed.to_dict(), indent=2) if as_json else timed)
+        names = None if samplers is None else samplers.split(",")
+        timed = bench(_integers(sizes), _integers(chains), names, seconds, report=partial(_say, "note"))
+    print(json.dumps(timed, indent=2) if as_json else pd.DataFrame(timed["rows"]).T.to_string(header=False))
+    for row in timed["skipped"]:
+        _say("skipped", ", ".join(f"{name} {value}" for name, value in row.items()))
     return DONE
 
 
-def _show_certificate(made: Any, as_json: bool) -> int:
-    """Print the certificate that Python left in a run folder; raise if records were added since."""
-    from .runs import folder, store
+def _integers(text: str) -> list[int]:
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise ValueError(f"{text}: give integers separated by commas, like 11160,101610")
+    return [int(part) for part in text.split(",")]
 
-    found, trace = folder.read_json(made.certificate), store.read_trace(made.path, last=1)
-    if trace is None or found.get("step", -1) < int(trace["step"].values[-1]):
-        remedy = "finish it with pl.resume(DIR, sampler), or use pl.certificate(pl.load(DIR, sampler))"
-        raise folder.RunFolderError(f"{made.certificate} is older than the last record; {remedy}")
-    text = found.pop("text", "")
-    print(json.dumps(found, indent=2) if as_json else text)
-    return DONE if found.get("passed") is True else FAILED
+
+def _show(text: Any, content: Any, as_json: bool, is_good: bool = True) -> int:
+    """Print a result as text or as JSON, and return the exit code."""
+    print(json.dumps(content, indent=2) if as_json else text, flush=True)
+    return DONE if is_good else FAILED
 
 
 def _say(label: str, text: str) -> None:
@@ -289,21 +286,24 @@ def _say(label: str, text: str) -> None:
 
 
 def _report_outcome(outcome: Any) -> int:
+    from . import placement
+
     code = INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
-    if not outcome.written_here:
+    if not placement.is_first():  # the first process prints for all of them
         return code
+    path, done = outcome.path, f"{outcome.step} of {outcome.num_steps} steps"
     for note in outcome.notes:
         _say("note", note)
     if code == INTERRUPTED:
-        remedy = f"continue with `pseudolangevin resume {outcome.path}`"
-        _say("interrupted", f"at step {outcome.step} of {outcome.num_steps}; {remedy}")
-        return code
-    print(f"{outcome.path}: {outcome.summary}")
+        _say("interrupted", f"at step {done.replace(' steps', '')}; continue with `pseudolangevin resume {path}`")
+    elif outcome.nothing_to_do:
+        print(f"{path}: the run already has {outcome.step} steps; there is nothing to do")
+    else:
+        print(f"{path}: {done} done, {outcome.seconds:.0f} s of sampling")
     if code == FAILED:
-        _say("stopped", f"{outcome.stopped_chains} chains ended early; {outcome.path}/log.txt gives the reasons")
-    elif not outcome.nothing_to_do:
-        extend = f"extend it: pseudolangevin resume {outcome.path} --steps N"
-        print(f"next: pseudolangevin check {outcome.path}   ({extend})")
+        _say("stopped", f"{outcome.stopped_chains} chains ended early; {path}/log.txt gives the reasons")
+    elif code == DONE and not outcome.nothing_to_do:
+        print(f"next: pseudolangevin check {path}   (extend it: pseudolangevin resume {path} --steps N)")
     return code
 
 
@@ -397,4 +397,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command line of this process."""
-    sys.exit(run())
+    code = run()
+    if code == INTERRUPTED:
+        from .placement import leave
+
+        leave(code)  # at once: threads of JAX's compiler, interrupted, may crash while the interpreter is taken down
+    sys.exit(code)

@@ -1,13 +1,12 @@
 """The demo: four chains of a small network on the paper's task, on a CPU, in two minutes, with their certificate.
 
 It writes a run folder like any other (`resume`, `check`, `watch` and `pl.load` work on it), a picture and a report, and
-prints the averages, alongside the published ones if the network is one of the paper's.
+prints the averages.
 """
 
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 import time
 from itertools import count
@@ -20,7 +19,6 @@ from rich.table import Table
 
 from .diagnostics import certificate
 from .diagnostics.averages import average_by_temperature, kept
-from .paper.results import PublishedAverages, published_averages
 from .runs import session
 from .runs.config import ConfigError, Settings
 from .runs.folder import RunFolder, locked, read_or_empty
@@ -51,53 +49,36 @@ def run_demo(out: Path) -> int:
     )
     outcome = session.start(settings, out, command=["pseudolangevin", "demo"])
     if outcome.interrupted:
-        console.print(f"interrupted; continue with `{shell_command('resume', out)}`")
+        console.print(f"interrupted; continue with `{_command('resume', out)}`")
         return 130
     result = session.load(out)
-    published = published_averages(result.num_weights, {"weight_decay": settings.potential.weight_decay})
-    console.print(averages_table(result.trace, published))
+    console.print(averages_table(result.trace))
     console.print("Kinetic and virial temperature are divided by T: one at equilibrium.")
-    if published:
-        console.print("The published data set is another draw of the same task: data sets differ by a few per cent.")
-    summary_figure(result.trace, published).savefig(out / "demo.png", dpi=150)
+    summary_figure(result.trace).savefig(out / "demo.png", dpi=150)
     verdict = certificate(result)
     report = write_report(out, certificate=verdict)
     console.print(f"done in {time.perf_counter() - started:.0f} s")
     console.print(f"  picture  {out / 'demo.png'}\n  report   {report}   (open it in a browser)")
-    console.print(f"  check    the certificate: {verdict.verdict}; line by line: {shell_command('check', out)}")
+    console.print(f"  check    the certificate: {verdict.verdict}; line by line: {_command('check', out)}")
     return 1 if outcome.stopped_chains else 0
 
 
-def averages_table(trace: xr.Dataset, published: list[PublishedAverages]) -> Table:
-    """Return a row for every average over the second half of the records, with published values after measured ones."""
+def averages_table(trace: xr.Dataset) -> Table:
+    """Return a row for every average over the second half of the records."""
     trace = kept(trace)
-    columns = {name: trace[name] for name in ("loss", "squared_norm", "error")}
+    columns = {name.replace("squared_norm", "|w|²"): trace[name] for name in ("loss", "squared_norm", "error")}
     columns |= {f"{name}/T": trace[f"{name}_temperature"] / trace["temperature"] for name in ("kinetic", "virial")}
-    rows = {name: [name.replace("squared_norm", "|w|²")] for name in columns}
     table = Table("", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    averages = {name: average_by_temperature(values, trace) for name, values in columns.items()}
-    for index, temperature in enumerate(trace["temperature"].values.tolist()):
+    for temperature in trace["temperature"].values.tolist():
         table.add_column(f"T = {temperature:g}", justify="right")
-        for name, row in rows.items():
-            row.append(str(averages[name][index]))
-        for other in published:
-            if other.at(temperature, "loss") is not None:
-                table.add_column(other.label.replace(" ", "\n"), justify="right", style="dim")
-                for name, row in rows.items():
-                    value = other.at(temperature, name)
-                    row.append("" if value is None else f"{value:.4g}")
-    for row in rows.values():
-        table.add_row(*row)
+    for name, values in columns.items():
+        table.add_row(name, *map(str, average_by_temperature(values, trace)))
     return table
 
 
-def shell_command(name: str, path: Path) -> str:
+def _command(name: str, path: Path) -> str:
     """Return a command on a run folder as it can be typed here."""
-    program = shlex.join([sys.executable, "-m", "pseudolangevin"])
-    if Path(sys.argv[0]).name == "pseudolangevin":
-        found = shutil.which("pseudolangevin")
-        is_found = found is not None and Path(found).resolve() == Path(sys.argv[0]).resolve()
-        program = "pseudolangevin" if is_found else shlex.quote(sys.argv[0])
+    program = sys.argv[0] if Path(sys.argv[0]).name == "pseudolangevin" else "python -m pseudolangevin"
     return f"{program} {name} {shlex.quote(str(path))}"
 
 

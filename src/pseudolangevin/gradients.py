@@ -3,6 +3,13 @@
 Energies are compensated sums: a pair (high, low) whose exact value is high + low. Adding to a pair loses nothing down
 to about the square of the machine epsilon (Knuth's two-sum). A Metropolis step needs U to a fraction of T: at T = 1e-6
 and U ≈ 0.2, plain float32 sums are not precise enough.
+
+**Convolutions in compiled loops on a CPU.**
+
+XLA's fast CPU convolution takes images (N, H, W, C), kernels (H, W, I, O) and no groups. Other layouts, such as those
+of the gradient with respect to a kernel, are rearranged by XLA outside loops only; inside a loop, where all steps and
+sums over chunks are, they run five to ten times slower. So the operands are rearranged here. Chains with their own
+kernels are convolved one after the other, because the mapped convolution has groups.
 """
 
 from __future__ import annotations
@@ -15,9 +22,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Literal, primitives
 
 from . import _trees as trees
-from ._convolutions import fast_convolutions
 from ._trees import Array, Batch, PerExample, Weights
 from .data.dataset import Dataset, fold_chunks
 from .potential import Potential
@@ -28,8 +35,7 @@ DEFAULT_CHUNK_SIZE = 4096  # examples held at once in a pass over all of them
 def default_chunk_size(chunk_size: int | None, weights: Weights, function: Callable, dataset: Dataset) -> int:
     """Return `chunk_size`, or the default: 4096 examples, eight times as many for a small network on a GPU.
 
-    Fewer if the intermediate arrays of `function(weights, batch)` would exceed 32 MiB, which caches of a CPU hold in
-    part, or 256 MiB on a GPU.
+    Fewer if the intermediate arrays of `function(weights, batch)` would exceed 32 MiB, or 256 MiB on a GPU.
     """
     if chunk_size is not None:
         return chunk_size
@@ -61,24 +67,21 @@ def minibatch_gradient(
         potential: U.
         weights: weights of one chain.
         batch: inputs and targets.
-        precision: precision of the matrix products ("highest", "tensorfloat32", "bfloat16"…); None is the fastest that
-            the device has. Rounding is one more small gradient noise.
+        precision: precision of the matrix products ("highest", "tensorfloat32"…); None is the device's fastest.
         coefficients: coefficient of the loss of each example; default: one over the number of examples.
         split: whether chains, data or weights are split over several devices.
     """
     if potential.gradient is not None:
         gradient = potential.gradient(weights, batch, coefficients, precision, split)
     else:
+
+        def loss(weights: Weights) -> Array:
+            losses = potential.per_example_loss(weights, batch)
+            return jnp.mean(losses) if coefficients is None else jnp.sum(coefficients * losses)
+
         with jax.default_matmul_precision(precision):
-            loss = potential.per_example_loss
-            gradient = fast_convolutions(lambda w: jax.grad(weighted_loss)(w, loss, batch, coefficients))(weights)
+            gradient = fast_convolutions(jax.grad(loss))(weights)
     return potential.add_regularizer_gradient(weights, gradient)
-
-
-def weighted_loss(weights: Weights, per_example_loss: PerExample, batch: Batch, coefficients: Array | None) -> Array:
-    """Return the sum of the losses of a batch with these coefficients, or their mean without."""
-    losses = per_example_loss(weights, batch)
-    return jnp.mean(losses) if coefficients is None else jnp.sum(coefficients * losses)
 
 
 def slopes(
@@ -103,9 +106,8 @@ def covariance_product(
 ) -> Callable[[Weights], tuple[Weights, Array]]:
     """Return the product v ↦ Σ·v with the covariance Σ of the gradient of one example, estimated on a batch.
 
-    With slopes a_i = g_i·v for the gradients g_i of B examples, Σ·v = Σ_i (a_i − ā)·g_i/(B − 1): one Jacobian-vector
-    product of the per-example losses and one vector-Jacobian product, with no matrix and O(N) memory. Divide by S for
-    the covariance of the mean of S examples. The product also returns a_i − ā.
+    With slopes a_i = g_i·v for the gradients g_i of B examples, Σ·v = Σ_i (a_i − ā)·g_i/(B − 1), with no matrix and
+    O(N) memory. Divide by S for the covariance of the mean of S examples. The product also returns a_i − ā.
     """
     with jax.default_matmul_precision(precision):
         loss = fast_convolutions(potential.per_example_loss, mapped=False)
@@ -140,39 +142,37 @@ def exact_sums(
     potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None, *, with_gradient: bool = True
 ) -> ExactSums:
     """Return mean loss, mean error, ∇U and the dead classes over the full data set, with float32 products."""
+    num, num_classes, errors, scores = dataset.num_examples, 0, potential.per_example_error, potential.class_scores
+    if scores is not None:
+        num_classes = jax.eval_shape(scores, weights, dataset.shapes(1)[0]).shape[-1]
 
     def chunk_loss(weights: Weights, batch: Batch, mask: Array) -> tuple[Array, Array]:
         losses = jnp.where(mask, potential.per_example_loss(weights, batch), 0.0)
         return jnp.sum(losses), losses
 
-    @fast_convolutions
     def fold(carry: tuple, batch: Batch, mask: Array) -> tuple:
         loss, error, gradient, low, high, positive = carry
         if with_gradient:
             (_, losses), chunk_gradient = jax.value_and_grad(chunk_loss, has_aux=True)(weights, batch, mask)
             gradient = jax.tree.map(jnp.add, gradient, chunk_gradient)
         else:
-            _, losses = chunk_loss(weights, batch, mask)
-        loss = add(loss, total(losses))
-        if potential.per_example_error is not None:
-            error = error + jnp.sum(jnp.where(mask, potential.per_example_error(weights, batch), 0.0))
-        if potential.class_scores is not None:
-            scores = potential.class_scores(weights, batch[0])
-            low, high = jnp.minimum(low, jnp.min(scores, axis=0)), jnp.maximum(high, jnp.max(scores, axis=0))
-            positive = positive + jnp.sum(mask[:, None] & (scores > 0), axis=0, dtype=jnp.int32)
-        return loss, error, gradient, low, high, positive
+            losses = chunk_loss(weights, batch, mask)[1]
+        if errors is not None:
+            error = error + jnp.sum(jnp.where(mask, errors(weights, batch), 0.0))
+        if scores is not None:
+            found = scores(weights, batch[0])
+            low, high = jnp.minimum(low, jnp.min(found, axis=0)), jnp.maximum(high, jnp.max(found, axis=0))
+            positive = positive + jnp.sum(mask[:, None] & (found > 0), axis=0, dtype=jnp.int32)
+        return add(loss, total(losses)), error, gradient, low, high, positive
 
-    num_classes = 0
-    if potential.class_scores is not None:
-        num_classes = jax.eval_shape(potential.class_scores, weights, dataset.shapes(1)[0]).shape[-1]
-    error = jnp.zeros(()) if potential.per_example_error is not None else jnp.full((), jnp.nan)
-    low, high = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
-    gradient = trees.zeros_like(weights) if with_gradient else None
-    carry = (zero_sum(), error, gradient, low, high, jnp.zeros((num_classes,), jnp.int32))
+    bounds = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
+    error = jnp.full((), jnp.nan) if errors is None else jnp.zeros(())
+    start = (zero_sum(), error, trees.zeros_like(weights) if with_gradient else None, *bounds)
+    carry = (*start, jnp.zeros((num_classes,), jnp.int32))
     with jax.default_matmul_precision("highest"):
         chunk_size = default_chunk_size(chunk_size, weights, potential.per_example_loss, dataset)
-        loss, error, gradient, low, high, positive = fold_chunks(fold, carry, dataset, chunk_size)
-    num = dataset.num_examples
+        folded = fold_chunks(fast_convolutions(fold), carry, dataset, chunk_size)
+    loss, error, gradient, low, high, positive = folded
     if with_gradient:
         gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
     # A class that is learned has a positive score for its own examples and many others. A class with fewer than one in
@@ -192,24 +192,20 @@ def exact_means(
         return [add(t, total(v)) for t, v in zip(totals, values, strict=True)]
 
     with jax.default_matmul_precision("highest"):
-        zeros = [zero_sum() for _ in per_example]
         chunk_size = default_chunk_size(chunk_size, weights, per_example[0], dataset)
-        totals = fold_chunks(fold, zeros, dataset, chunk_size)
+        totals = fold_chunks(fold, [zero_sum() for _ in per_example], dataset, chunk_size)
     return [scale(value, 1 / dataset.num_examples) for value in totals]
 
 
 def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None = None) -> Sum:
     """Return U on the full data set, regulariser included, precise enough for Metropolis.
 
-    Differences of two such energies, by `difference`, are limited by the rounding of the single losses (about 1e-7
-    each, of random sign), not by their sum: about 1e-9 on 50 000 examples.
+    Differences, by `difference`, are limited by the rounding of the single losses, to about 1e-9 on 50 000 examples.
     """
     (loss,) = exact_means([potential.per_example_loss], weights, dataset, chunk_size)
-    terms = [
-        scale(total_of_squares(values) if squared else total(values), factor)
-        for values, factor, squared in potential.regularizer_terms(weights)
-    ]
-    return functools.reduce(add, terms, loss)
+    for values, factor, squared in potential.regularizer_terms(weights):
+        loss = add(loss, scale(total_of_squares(values) if squared else total(values), factor))
+    return loss
 
 
 class Sum(NamedTuple):
@@ -245,24 +241,19 @@ def difference(left: Sum, right: Sum) -> Array:
 def scale(value: Sum, factor: Array | float) -> Sum:
     """Return the sum times a number, with the rounding error of the product.
 
-    The factor itself is rounded to the working precision: a constant relative change of the unit, the same for every
-    sum scaled by it, so differences of scaled sums stay as precise as the sums.
+    The factor itself is rounded: a relative change of the unit, the same for every sum scaled by it.
     """
     factor_array = jnp.asarray(factor, value.high.dtype)
     product = value.high * factor_array
-    error = _product_error(value.high, factor_array, product)
-    return _two_sum(product, error + value.low * factor_array)
+    return _two_sum(product, _product_error(value.high, factor_array, product) + value.low * factor_array)
 
 
 def total(values: Array) -> Sum:
     """Return the sum of all entries of an array."""
     values = jnp.ravel(values)
-    init = (jnp.zeros((), values.dtype), jnp.zeros((), values.dtype))
-
-    def combine(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
-        return add(Sum(*left), Sum(*right))
-
-    return Sum(*lax.reduce((values, jnp.zeros_like(values)), init, combine, (0,)))
+    zero = jnp.zeros((), values.dtype)
+    pairs = (values, jnp.zeros_like(values))
+    return Sum(*lax.reduce(pairs, (zero, zero), lambda left, right: tuple(add(Sum(*left), Sum(*right))), (0,)))
 
 
 def total_of_squares(values: Array) -> Sum:
@@ -286,6 +277,102 @@ def _split(a: Array) -> tuple[Array, Array]:
 
 
 def _product_error(a: Array, b: Array, product: Array) -> Array:
-    a_high, a_low = _split(a)
-    b_high, b_low = _split(b)
+    (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
     return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
+    """Return the same function with its convolutions rearranged for a CPU; a function without any is unchanged.
+
+    Wrap the gradient, not the loss: the convolutions of the gradient are the slow ones.
+
+    Args:
+        function: maps pytrees of arrays to pytrees of arrays.
+        mapped: whether mapped convolutions run one after the other; the function cannot be differentiated then.
+    """
+    if jax.default_backend() != "cpu":
+        return function
+
+    def rearranged(*arguments: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        if not _has_convolutions(closed.jaxpr):
+            return function(*arguments)
+        outputs = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), mapped, {})
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+    return rearranged
+
+
+def _has_convolutions(jaxpr: Any) -> bool:
+    inner = (_inner(equation) for equation in jaxpr.eqns)
+    return any(e.primitive is primitives.conv_general_dilated_p for e in jaxpr.eqns) or any(
+        closed is not None and _has_convolutions(closed.jaxpr) for closed in inner
+    )
+
+
+def _inner(equation: Any) -> Any:
+    """Return the program of a compiled function that is called by the equation, or None."""
+    return equation.params["jaxpr"] if equation.primitive.name in ("jit", "pjit") else None
+
+
+def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any], mapped: bool, known: dict[Any, Any]) -> list[Any]:
+    """Evaluate a program, each equation once: XLA does not merge equal convolutions of chains, which are loops.
+
+    `known` maps equations that were evaluated to their results; it also keeps the operands, so that ids stay unique.
+    """
+    values = dict(zip(jaxpr.constvars, constants, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        if (inner := _inner(equation)) is not None:
+            results = _evaluate(inner.jaxpr, inner.consts, operands, mapped, known)
+        else:
+            names = [repr((a.val, a.aval)) if isinstance(a, Literal) else id(values[a]) for a in equation.invars]
+            same = (equation.primitive, repr(equation.params), *names)
+            if same not in known:
+                known[same] = _apply(equation, operands, mapped), operands
+            results = known[same][0]
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(equation: Any, operands: list[Any], mapped: bool) -> list[Any]:
+    if equation.primitive is primitives.conv_general_dilated_p:
+        return [_convolve(*operands, mapped=mapped, **equation.params)]
+    bound = equation.primitive.get_bind_params(equation.params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair in some versions of JAX
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*functions, *operands, **params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _convolve(left: Array, right: Array, *, mapped: bool, dimension_numbers: Any, **params: Any) -> Array:
+    """Return a convolution, computed with the images as (N, H, W, C) and the kernel as (H, W, I, O)."""
+    image, kernel, output = dimension_numbers
+    num = len(image)
+    channels_last = (0, num - 1, *range(1, num - 1))
+    canonical = lax.ConvDimensionNumbers(channels_last, (num - 1, num - 2, *range(num - 2)), channels_last)
+    last = [(spec[0], *spec[2:], spec[1]) for spec in (image, output)]
+
+    def plain(left: Array, right: Array) -> Array:
+        return primitives.conv_general_dilated_p.bind(left, right, dimension_numbers=canonical, **params)
+
+    convolution = one_by_one(plain) if mapped else plain
+    result = convolution(lax.transpose(left, last[0]), lax.transpose(right, (*kernel[2:], kernel[1], kernel[0])))
+    return lax.transpose(result, [last[1].index(axis) for axis in range(num)])
+
+
+def one_by_one(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Return a function that, mapped over both arguments, is computed for one pair after the other."""
+    called = jax.custom_batching.custom_vmap(function)
+
+    @called.def_vmap
+    def rule(size: int, batched: list[bool], left: Array, right: Array) -> tuple[Array, bool]:
+        if all(batched):
+            return lax.map(lambda pair: called(*pair), (left, right)), True
+        return jax.vmap(function, in_axes=tuple(0 if b else None for b in batched))(left, right), True
+
+    return called

@@ -1,44 +1,42 @@
-"""Fictitious masses, set so that the mini-batch noise is a given small share of the thermal noise.
+"""Masses, set from the variance 𝒱 of the mini-batch gradient so that its noise is a share of the thermal noise.
 
 The temperature ratio of a component (eq:LTRLimit) is 𝒯_i = δt²·𝒱_i / (4·(1 − c1²)·T·M_i); inverting it gives the mass
 for a given ratio. Masses and 𝒱 are kept per weight, per row (one for each output unit, the last axis of a kernel) or
-per tensor, as arrays that broadcast against the weights.
+per tensor, as arrays that broadcast against the weights. Samplers measure 𝒱 at their start and at
+every refresh, and call `from_noise` (`NoiseMassLangevin.nominal_masses`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from . import _trees as trees
-from ._checks import as_number
-from ._trees import Array, Weights
+from ._trees import Array, Batch, Key, Weights, as_number
+from .data.dataset import Dataset, fold_chunks
+from .gradients import DEFAULT_CHUNK_SIZE, default_chunk_size, fast_convolutions
+from .potential import Potential
 
 Granularity: TypeAlias = Literal["weight", "row", "tensor"]
-
-
-def _ratio_constant(temperature: Array, momentum_retention: float, time_step: float) -> Array:
-    """Return 𝒯·M/𝒱."""
-    return time_step**2 / (4 * (1 - momentum_retention**2) * temperature)
 
 
 def temperature_ratios(
     variance: Weights, masses: Weights, temperature: Array, momentum_retention: float, time_step: float
 ) -> Weights:
     """Return 𝒯_i of every component (eq:LTRLimit)."""
-    constant = _ratio_constant(temperature, momentum_retention, time_step)
-    return jax.tree.map(lambda v, m: constant * v / m, variance, masses)
+    return jax.tree.map(jnp.divide, from_noise(variance, temperature, 1.0, momentum_retention, time_step), masses)
 
 
 def from_noise(
     variance: Weights, temperature: Array, ratio: float, momentum_retention: float, time_step: float
 ) -> Weights:
     """Return the masses that give every component the temperature ratio `ratio`."""
-    constant = _ratio_constant(temperature, momentum_retention, time_step)
+    constant = time_step**2 / (4 * (1 - momentum_retention**2) * temperature)
     return jax.tree.map(lambda v: constant * v / ratio, variance)
 
 
@@ -49,57 +47,44 @@ def uniform(weights: Weights, mass: float, granularity: Granularity = "weight") 
 
 def given(weights: Weights, masses: float | Weights) -> Weights:
     """Return masses given as one number, or as a pytree whose arrays broadcast against the weights."""
-    if is_one_number(masses):
+    if jax.tree_util.all_leaves([masses]) and jnp.ndim(masses) == 0:
         return uniform(weights, masses, "tensor")
+    remedy = "pass one number or a pytree shaped like the weights of one chain"
     structure: Any = jax.tree.structure(weights)
-    if structure != jax.tree.structure(masses):
-        raise ValueError(
-            f"masses is a pytree {jax.tree.structure(masses)}, the weights are {structure}; "
-            "pass one number or a pytree shaped like the weights of one chain"
-        )
+    found: Any = jax.tree.structure(masses)
+    if structure != found:
+        raise ValueError(f"masses is a pytree {found}, the weights are {structure}; {remedy}")
 
     def fitted(weight: Array, mass: Any) -> Array:
         mass = jnp.asarray(mass, weight.dtype)
         mass = mass.reshape((1,) * (weight.ndim - mass.ndim) + mass.shape)
         if mass.ndim != weight.ndim or any(m not in (1, w) for m, w in zip(mass.shape, weight.shape, strict=True)):
-            raise ValueError(
-                f"masses holds an array of shape {mass.shape} for weights of shape {weight.shape}; "
-                "pass one number or a pytree shaped like the weights of one chain"
-            )
+            found = f"an array of shape {mass.shape} for weights of shape {weight.shape}"
+            raise ValueError(f"masses holds {found}; {remedy}")
         return mass
 
     return jax.tree.map(fitted, weights, masses)
 
 
-def is_one_number(masses: float | Weights) -> bool:
-    """Return whether one mass was given for all weights."""
-    return jax.tree_util.all_leaves([masses]) and jnp.ndim(masses) == 0
-
-
 def check_given(masses: float | Weights) -> None:
     """Raise unless the masses are positive, finite numbers."""
-    leaves = jax.tree.leaves(masses)
-    if not leaves:
-        raise ValueError(f"masses = {masses!r} is empty; pass one number or a pytree shaped like the weights")
+    remedy = "pass one number or a pytree shaped like the weights"
+    if not (leaves := jax.tree.leaves(masses)):
+        raise ValueError(f"masses = {masses!r} is empty; {remedy}")
     for leaf in leaves:
         if jnp.ndim(leaf) == 0:
             as_number("masses", leaf)
         values = np.asarray(leaf, np.float64)
-        low, high = float(values.min()), float(values.max())
-        if not (low > 0 and high < np.inf):
-            bad = low if not low > 0 else high
-            raise ValueError(
-                f"masses holds {bad:g}; all must be positive and finite: pass one number or a pytree shaped like the "
-                "weights"
-            )
+        if not (values.min() > 0 and values.max() < np.inf):
+            bad = values.max() if values.min() > 0 else values.min()
+            raise ValueError(f"masses holds {bad:g}; all must be positive and finite: {remedy}")
 
 
 def floor_variance(variance: Weights, fraction: float) -> Weights:
     """Return 𝒱 raised to at least `fraction` of its tensor's mean.
 
-    A unit that is silent for every example has 𝒱 = 0 and would get no mass. If it becomes active before 𝒱 is measured
-    again, its temperature ratio is unbounded and the chain diverges. A tensor that is silent throughout takes the
-    smallest mean of the others.
+    A unit that is silent for every example has 𝒱 = 0; with no mass, the chain diverges if the unit becomes active. A
+    tensor that is silent throughout takes the smallest mean of the others.
     """
     means = jax.tree.map(jnp.mean, variance)
     stacked = jnp.stack(jax.tree.leaves(means))
@@ -139,3 +124,130 @@ def by_group(reduce: Callable[..., Array], tree: Weights, granularity: Granulari
         return reduce(leaf, axis=axes, keepdims=True) if axes else leaf
 
     return jax.tree.map(reduced, tree)
+
+
+class VarianceEstimate(NamedTuple):
+    """An estimate of 𝒱 from mini-batches."""
+
+    variance: Weights
+    num_batches: Array
+    converged: Array
+    """Whether every component met the tolerance before the mini-batches ran out."""
+
+
+def variance_from_minibatches(
+    gradient: Callable[[Key], Weights],
+    key: Key,
+    weights: Weights,
+    *,
+    block_size: int = 100,
+    max_batches: int = 1000,
+    tolerance: float = 0.1,
+) -> VarianceEstimate:
+    """Estimate 𝒱 from independent mini-batch gradients, until it converges for every component.
+
+    After each block of mini-batches the running estimate is compared with the one before the block. It has converged
+    when √(𝒱_new/𝒱_old) is within `tolerance` of one everywhere; components without noise agree. `gradient` maps a key
+    to the gradient of an independent mini-batch at the weights.
+    """
+    zeros = trees.zeros_like(weights)
+
+    def absorb(moments: tuple[Array, Weights, Weights], index: Array) -> tuple[tuple[Array, Weights, Weights], None]:
+        num, mean, squares = moments  # squares: sum of squared deviations from the mean (Welford)
+        sample = gradient(jax.random.fold_in(key, index))
+        count = num + 1
+        delta = jax.tree.map(jnp.subtract, sample, mean)
+        mean = jax.tree.map(lambda m, d: m + d / count, mean, delta)
+        squares = jax.tree.map(lambda s, d, g, m: s + d * (g - m), squares, delta, sample, mean)
+        return (count, mean, squares), None
+
+    def one_more_block(carry: tuple) -> tuple:
+        moments, old, _ = carry
+        moments = lax.scan(absorb, moments, moments[0] + jnp.arange(block_size))[0]
+        new = jax.tree.map(lambda s: s / (moments[0] - 1), moments[2])
+        return moments, new, variances_agree(old, new, tolerance)
+
+    def unfinished(carry: tuple) -> Array:
+        return ~carry[2] & (carry[0][0] + block_size <= max_batches)
+
+    # Before the first block the estimate is zero, which agrees with a later one only if there is no noise at all.
+    start = ((jnp.zeros((), jnp.int32), zeros, zeros), zeros, jnp.asarray(False))
+    moments, variance, converged = lax.while_loop(unfinished, one_more_block, start)
+    return VarianceEstimate(variance, moments[0], converged)
+
+
+def variance_from_examples(
+    potential: Potential,
+    key: Key,
+    weights: Weights,
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    num_examples: int,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+) -> Weights:
+    """Return 𝒱 of the mean gradient of `batch_size` examples from the gradients of single examples, in one pass.
+
+    A batch of S examples drawn with replacement has 𝒱 = Var(g)/S, with g the gradient of one example. The pass visits
+    all examples, which makes 𝒱 exact, or `num_examples` drawn ones if there are more; its relative error is then
+    √((κ − 1)/num_examples), with κ the kurtosis of g.
+    """
+    zeros = (trees.zeros_like(weights), trees.zeros_like(weights))
+    if potential.gradient_moments is None:  # gradients of single examples are held at once: 2²⁴ numbers at most
+        chunk_size = default_chunk_size(None, weights, potential.per_example_loss, dataset)
+        chunk_size = max(1, min(chunk_size, 2**24 // trees.num_weights(weights)))
+
+    def fold(sums: tuple[Weights, Weights], batch: Batch, mask: Array) -> tuple[Weights, Weights]:
+        return jax.tree.map(jnp.add, sums, gradient_moments(potential, weights, batch, mask))
+
+    if num_examples >= dataset.num_examples:
+        num, unbiased = dataset.num_examples, 1.0
+        sums = fold_chunks(fold, zeros, dataset, chunk_size)
+    else:
+        chunk_size = min(chunk_size, num_examples)
+        num_chunks = -(-num_examples // chunk_size)
+        num = num_chunks * chunk_size
+        unbiased = num / (num - 1)
+        everything = jnp.ones((chunk_size,), bool)
+
+        def body(sums: tuple[Weights, Weights], index: Array) -> tuple[tuple[Weights, Weights], None]:
+            return fold(sums, dataset.draw(jax.random.fold_in(key, index), chunk_size), everything), None
+
+        sums = lax.scan(body, zeros, jnp.arange(num_chunks))[0]
+    factor = unbiased / batch_size
+    return jax.tree.map(lambda g, s: factor * jnp.maximum(s / num - (g / num) ** 2, 0.0), *sums)
+
+
+def gradient_moments(potential: Potential, weights: Weights, batch: Batch, mask: Array) -> tuple[Weights, Weights]:
+    """Return sums of the gradients of single examples, and of their squares, over the examples with a true `mask`.
+
+    The regulariser is left out: it is the same for all examples.
+    """
+    if potential.gradient_moments is not None:
+        return potential.gradient_moments(weights, batch, mask)
+
+    def loss(weights: Weights, example: Batch) -> Array:
+        single = jax.tree.map(lambda array: array[None], example)
+        return potential.per_example_loss(weights, single)[0]
+
+    def masked(g: Array) -> Array:
+        return jnp.where(mask.reshape(-1, *[1] * (g.ndim - 1)), g, 0.0)
+
+    by_example = fast_convolutions(jax.vmap(jax.grad(loss), in_axes=(None, 0)))
+    gradients = jax.tree.map(masked, by_example(weights, batch))
+    squares = jax.tree.map(lambda g: jnp.sum(g**2, axis=0), gradients)
+    return jax.tree.map(lambda g: jnp.sum(g, axis=0), gradients), squares
+
+
+def variances_agree(old: Weights, new: Weights, tolerance: float) -> Array:
+    """Return whether √(new/old) is within `tolerance` of one for every component; zero agrees with zero."""
+
+    def within(a: Array, b: Array) -> Array:
+        return jnp.all((b >= (1 - tolerance) ** 2 * a) & (b <= (1 + tolerance) ** 2 * a))
+
+    return jnp.all(jnp.stack(jax.tree.leaves(jax.tree.map(within, old, new))))
+
+
+def tensor_means(variance: Weights) -> Weights:
+    """Return the mean 𝒱 of each tensor, a summary with a small statistical error."""
+    return jax.tree.map(jnp.mean, variance)

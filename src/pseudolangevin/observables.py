@@ -2,22 +2,42 @@
 
 Built-in observables are rows of one table. A user's own are functions f(weights, dataset), passed to `sample` as
 `observables={"margin": f}`. Everything is measured on the full training set, or its first examples, with exact sums.
+
+**Stein's identities.** What a chain keeps from record to record, so that the certificate can test them.
+For samples of exp(−U/T), with the exact gradient g = ∇U and any fixed point w0,
+
+    ⟨g_i⟩ = 0,          ⟨(w − w0)_i·g_j⟩ = T·δ_ij
+
+hold for every weight and along every direction. Records have g already. From it the chain keeps sums for single
+weights, and records projections on a few directions: the strongest ones of the noise of single examples, which are also
+the stiffest. After record 8, 16, 32, … directions are found again, and w0 becomes the mean of the records since the
+last time; before, it is 0. For any record w0 depends on earlier records only.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from . import _trees as trees
-from ._trees import Array, Weights
-from .data.dataset import Dataset
-from .gradients import exact_means, exact_sums
-from .samplers.base import RATIO_QUANTILES, Sampler, Status
+from ._trees import Array, Batch, Key, Stream, Weights, key_for
+from .data.dataset import Dataset, StreamedDataset
+from .gradients import covariance_product, exact_means, exact_sums
+from .potential import Potential
+from .samplers.base import HEALTHY, RATIO_QUANTILES, Sampler, Status
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from .chains import Run
 
 OwnObservables = tuple[tuple[str, Callable[[Weights, Dataset], Any]], ...]
 
@@ -25,13 +45,10 @@ OwnObservables = tuple[tuple[str, Callable[[Weights, Dataset], Any]], ...]
 class Observable(NamedTuple):
     """Description of an observable in the trace."""
 
-    label: str
-    """Short name for axes and tables."""
-    long_name: str
-    """Explanation in one line."""
+    label: str  # short name for axes and tables
+    long_name: str  # explanation in one line
     unit: str = ""
-    dims: tuple[str, ...] = ()
-    """Dimensions besides (temperature, chain, draw)."""
+    dims: tuple[str, ...] = ()  # dimensions besides (temperature, chain, draw)
 
 
 OBSERVABLES = {
@@ -41,34 +58,24 @@ OBSERVABLES = {
     "error": Observable("error", "share of misclassified training examples"),
     "test_loss": Observable("test loss", "mean loss on the test set"),
     "test_error": Observable("test error", "share of misclassified test examples"),
-    "kinetic_temperature": Observable(
-        "kinetic temperature", "mean of p²/M, with the momentum at the time of the weights", "loss"
-    ),
+    "kinetic_temperature": Observable("kinetic temperature", "mean of p²/M, at the time of the weights", "loss"),
     "virial_temperature": Observable("virial temperature", "w·∇U/N with the exact gradient", "loss"),
-    "layer_virial_temperature": Observable(
-        "virial temperature by layer", "w·∇U/N within each layer", "loss", ("layer",)
-    ),
+    "layer_virial_temperature": Observable("virial temperature by layer", "w·∇U/N in each layer", "loss", ("layer",)),
     "centred_virial_temperature": Observable(
         "virial temperature about a reference",
-        "(w − w0)·∇U/N within each layer, with w0 the weights at an earlier record; see pseudolangevin.stein",
+        "(w − w0)·∇U/N in each layer, w0 from earlier records",
         "loss",
-        ("reference", "layer"),
+        ("layer",),
     ),
-    "direction_position": Observable(
-        "position along directions", "projection of the weights on fixed directions", dims=("reference", "direction")
-    ),
-    "direction_gradient": Observable(
-        "gradient along directions", "projection of ∇U on fixed directions", "loss", ("reference", "direction")
-    ),
+    "direction_position": Observable("positions", "weights along stiff directions", dims=("direction",)),
+    "direction_gradient": Observable("gradients", "∇U along stiff directions", "loss", ("direction",)),
     "temperature_ratio": Observable("temperature ratio", "quantiles of the current ratios", dims=("quantile",)),
     "max_temperature_ratio": Observable("largest temperature ratio", "largest current ratio of any weight"),
-    "peak_temperature_ratio": Observable(
-        "peak temperature ratio", "largest ratio found by the last refresh, before masses were raised"
-    ),
+    "peak_temperature_ratio": Observable("peak temperature ratio", "largest ratio before masses were raised last"),
     "gradient_variance": Observable("gradient variance", "mean gradient variance of each layer", dims=("layer",)),
     "raised_share": Observable("raised share", "share of the masses raised by the last refresh"),
     "clipped_share": Observable(
-        "clipped share", "share of the weights whose mini-batch noise alone exceeds the thermal noise"
+        "clipped share", "share of the weights whose mini-batch noise exceeds the thermal noise"
     ),
     "refresh_interval": Observable("refresh interval", "steps between measurements of the variance", "steps"),
     "num_resets": Observable("resets", "number of times that all masses were set and all momenta redrawn"),
@@ -82,13 +89,11 @@ OBSERVABLES = {
     "round_trips": Observable("round trips", "trips of the current replica to the hottest temperature and back"),
     "time_step": Observable("time step", "time step of the next move"),
     "validation_loss": Observable("validation loss", "mean loss on the validation set at the last validation"),
-    "validation_error": Observable(
-        "validation error", "share of misclassified validation examples at the last validation"
-    ),
+    "validation_error": Observable("validation error", "error on the validation set at the last validation"),
     "validation_step": Observable("validation step", "step of the last validation", "steps"),
     "best_step": Observable("best step", "step of the best validation so far", "steps"),
     "dead_class": Observable(
-        "dead class", "whether the score of a class is the same for nearly every example", dims=("class",)
+        "dead class", "whether a class has nearly the same score for all examples", "", ("class",)
     ),
     "status": Observable("status", "0 while running; otherwise the reason why the chain stopped"),
 }
@@ -160,20 +165,241 @@ def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+def trace(
+    records: Mapping[str, np.ndarray], temperatures: Sequence[float], steps: np.ndarray, weights: Weights
+) -> xr.Dataset:
+    """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
+    import xarray as xr  # noqa: PLC0415 (slow to import)
+
+    coords: dict[str, Any] = {
+        "temperature": np.asarray(temperatures, np.float64),
+        "chain": np.arange(records["status"].shape[1]),
+        "draw": np.arange(len(steps)),
+        "step": ("draw", steps),
+        "layer": list(trees.layers(weights)),
+    }
+    if "temperature_ratio" in records:
+        coords["quantile"] = list(RATIO_QUANTILES)
+    if "dead_class" in records:
+        coords["class"] = np.arange(records["dead_class"].shape[-1])
+    return xr.Dataset({name: variable(name, values) for name, values in records.items()}, coords)
+
+
 def variable(name: str, values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, dict[str, str]]:
     """Return an observable (temperature, chain, draw, …) as a variable of the trace: dimensions, values, attributes."""
-    extra = values.ndim - 3
-    own = Observable(name, name, dims=tuple(f"{name}_dim{axis}" for axis in range(extra)))
+    own = Observable(name, name, dims=tuple(f"{name}_dim{axis}" for axis in range(values.ndim - 3)))
     row = OBSERVABLES.get(name, own)
     attributes = {"label": row.label, "unit": row.unit, "long_name": row.long_name}
     return ("temperature", "chain", "draw", *row.dims), values, attributes
 
 
-def coordinates(weights: Weights, names: Sequence[str], num_classes: int) -> dict[str, Any]:
-    """Return the coordinates of the dimensions that a trace has besides (temperature, chain, draw)."""
-    coords: dict[str, Any] = {"layer": list(trees.layers(weights))}
-    if "temperature_ratio" in names:
-        coords["quantile"] = list(RATIO_QUANTILES)
-    if "dead_class" in names:
-        coords["class"] = np.arange(num_classes)
-    return coords
+class ChainStoppedWarning(UserWarning):
+    """A chain stopped; the others continue."""
+
+
+class ClippedNoiseWarning(UserWarning):
+    """The mini-batch noise of some weights alone exceeds the thermal noise, so they are too hot."""
+
+
+class DeadClassWarning(UserWarning):
+    """The score of a class is the same for nearly every example, so the class cannot be predicted."""
+
+
+class Reporter:
+    """Warnings of a run: once for each chain that stopped, once for each dead class, once for clipped noise."""
+
+    def __init__(self, run: Run) -> None:
+        """Start without warnings."""
+        self.run, self.stopped = run, np.zeros(run.size, bool)
+        self._reported_clipping = False
+        self._dead_reported: Any = False
+        self._dead_before: Any = False
+
+    def report(self, record: dict[str, np.ndarray], *, step: int, last: bool) -> dict[str, np.ndarray]:
+        """Warn about what is new in this record, and return it with NaN for chains that failed.
+
+        A class may be dead for a moment, above all in training from random weights; it is reported if it was dead in
+        the record before as well, or at the end.
+        """
+        for index in np.flatnonzero((record["status"] != Status.RUNNING) & ~self.stopped):
+            self.stopped[index] = True
+            if not (status := Status(int(record["status"][index]))).healthy:
+                self._warn(index, f" stopped by step {step}: {status.explanation}", ChainStoppedWarning)
+        clipped = np.where(self.stopped, 0.0, record.get("clipped_share", 0.0))
+        if not self._reported_clipping and clipped.max() > 0:  # the worst chain speaks for all
+            self._reported_clipping = True
+            why = f"the mini-batch noise of {clipped.max():.1%} of the weights alone exceeds the thermal noise, so no"
+            remedy = "are too hot (clipped_share in the trace). Lower time_step or raise batch_size"
+            message = f": at step {step} {why} noise is injected and they {remedy}"
+            self._warn(np.argmax(clipped), message, ClippedNoiseWarning)
+        if "dead_class" in record:
+            persistent = record["dead_class"] & (self._dead_before | last)
+            new = persistent & ~np.asarray(self._dead_reported)
+            self._dead_before, self._dead_reported = record["dead_class"], self._dead_reported | persistent
+            for index in np.flatnonzero(new.any(axis=-1)):
+                classes = ", ".join(map(str, np.flatnonzero(new[index])))
+                why = "is dead: its score is the same for nearly every example, so it hardly learns"
+                remedy = 'Start from other weights, or use output_activation="identity"'
+                self._warn(index, f": class {classes} {why}. {remedy}", DeadClassWarning)
+        failed = ~np.isin(record["status"], HEALTHY)
+        return {
+            name: np.where(failed.reshape(-1, *[1] * (values.ndim - 1)), np.nan, values)
+            if failed.any() and values.dtype.kind == "f"
+            else values
+            for name, values in record.items()
+        }
+
+    def _warn(self, index: Any, message: str, category: type[Warning]) -> None:
+        warnings.warn(self.run.chain_name(int(index)) + message, category, stacklevel=4)
+
+
+class SteinSums(NamedTuple):
+    """Sums and reference point of one chain; arrays over all N weights are vectors."""
+
+    num_records: Array
+    """Number of records so far."""
+    block_length: Array
+    """Number of records of a block."""
+    sums: Array
+    """Sums of w, g, w·g and w² over each of 16 blocks of records, (block, 4, watched weight).
+
+    When all blocks are in use, they merge in pairs.
+    """
+    total: Array
+    """Sum of the weights over the records since the current reference, (N,)."""
+    reference: Array
+    """Point w0, (N,)."""
+    directions: Array
+    """Orthonormal directions, strongest first, (direction, N)."""
+
+
+def _start(potential: Potential, weights: Weights, dataset: Dataset) -> SteinSums | tuple[()]:
+    """Return the sums of a chain before its first record; none for networks of 2²² weights or more."""
+    num, vector = trees.num_weights(weights), trees.ravel(weights)
+    if num >= trees.LARGE_TENSOR:
+        return ()
+    watched = -(-num // _stride(num))
+    return SteinSums(
+        num_records=jnp.zeros((), jnp.int32),
+        block_length=jnp.ones((), jnp.int32),
+        sums=jnp.zeros((16, 4, watched), vector.dtype),
+        total=jnp.zeros((num,), vector.dtype),
+        reference=jnp.zeros((num,), vector.dtype),
+        directions=jnp.zeros((_num_directions(potential, weights, dataset), num), vector.dtype),
+    )
+
+
+def _stride(num_weights: int) -> int:
+    """Return the distance between two watched weights: all of up to 2¹⁴ weights are watched."""
+    return -(-num_weights // 2**14)
+
+
+def _num_directions(potential: Potential, weights: Weights, dataset: Dataset) -> int:
+    """Return the number of directions: 16 up to 2¹⁵ weights, fewer above; 0 if they cannot be computed."""
+    if isinstance(dataset, StreamedDataset):
+        return 0
+    num = min(16, trees.num_weights(weights), max(2, 2**19 // trees.num_weights(weights)))
+    try:
+        batch = dataset.shapes(2)
+        jax.eval_shape(lambda w, b, k: strongest_directions(potential, w, b, k, num), weights, batch, jax.random.key(0))
+    except (TypeError, NotImplementedError, ValueError):  # a loss without forward derivatives
+        return 0
+    return num
+
+
+def strongest_directions(potential: Potential, weights: Weights, batch: Batch, key: Key, num: int) -> Array:
+    """Return the directions in which the gradients of single examples vary most, (direction, N), orthonormal.
+
+    They are Ritz vectors after three steps of block power iteration with the covariance of the gradient on a batch.
+    """
+    product = covariance_product(potential, weights, batch, "highest")
+    flat, unravel = ravel_pytree(weights)
+
+    def apply(block: Array) -> Array:
+        return lax.map(lambda vector: trees.ravel(product(unravel(vector))[0]), block)
+
+    def orthonormal(block: Array) -> Array:
+        return jnp.linalg.qr(block.T)[0].T
+
+    block = orthonormal(jax.random.normal(key, (num, flat.size), flat.dtype))
+    block = lax.fori_loop(0, 3, lambda _, block: orthonormal(apply(block)), block)
+    small = block @ apply(block).T
+    return jnp.linalg.eigh(0.5 * (small + small.T))[1].T[::-1] @ block
+
+
+def begin_stein(sampler: Any, states: Any, starts: Weights) -> Any:
+    """Return states with empty sums, where the sampler has room for it and the weights are not split."""
+    mesh = sampler.dataset.mesh
+    if not hasattr(states, "tests") or (mesh is not None and mesh.shape["weights"] > 1):
+        return states
+    one = lambda weights: _start(sampler.potential, weights, sampler.dataset)  # noqa: E731
+    return states._replace(tests=jax.vmap(one)(starts))
+
+
+def without_stein(states: Any) -> tuple[Any, dict[str, Any]]:
+    """Return states without sums, which only records change, and the sums as a change of the states."""
+    tests = {"tests": states.tests} if hasattr(states, "tests") else {}
+    return states._replace(**dict.fromkeys(tests, ())), tests
+
+
+def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[SteinSums, dict[str, Array]]:
+    """Add a record of all chains, with weights and exact gradients; return also its observables.
+
+    All arrays have a leading axis over chains.
+    """
+    w, g = jax.vmap(trees.ravel)(weights), jax.vmap(trees.ravel)(gradients)
+    index, length = jnp.max(old.num_records), jnp.max(old.block_length)  # the same in all chains that run
+    num_blocks = old.sums.shape[1]
+    full = index == num_blocks * length
+    merged = old.sums.reshape(len(w), num_blocks // 2, 2, *old.sums.shape[2:]).sum(axis=2)
+    sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), old.sums)
+    length = jnp.where(full, 2 * length, length)
+    stride = _stride(w.shape[1])
+    x, y = w[:, ::stride], g[:, ::stride]
+    moved = old._replace(
+        num_records=jnp.full_like(old.num_records, index + 1),
+        block_length=jnp.full_like(old.block_length, length),
+        sums=sums.at[:, index // length].add(jnp.stack([x, y, x * y, x * x], axis=1)),
+        total=old.total + w,
+    )
+    away = jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], weights))[1])(w - moved.reference)
+    record = {"centred_virial_temperature": jax.vmap(layer_virial_temperatures)(away, gradients)}
+    if moved.directions.shape[1]:
+        project = partial(jnp.einsum, "cdn,cn->cd", moved.directions, precision="highest")
+        record |= {"direction_position": project(w), "direction_gradient": project(g)}
+    return moved, record
+
+
+def is_stein_renewed_after(num_records: int) -> bool:
+    """Return whether records after this number have a new reference: powers of two from 8 on."""
+    return num_records >= 8 and num_records & (num_records - 1) == 0
+
+
+def renew_stein(sampler: Any, states: Any, dataset: Dataset) -> SteinSums:
+    """Make the mean of the latest records the current reference, and find the directions at the weights of all chains.
+
+    The latest records are those since the last renewal: half of all records, or all eight.
+    """
+    old = states.tests
+    since, num = jnp.max(old.num_records), old.directions.shape[1]
+
+    def find(state: Any) -> Array:
+        batch_key, block_key = jax.random.split(key_for(state.key, Stream.STEIN, since))
+        batch, own = dataset.draw(batch_key, min(1024, dataset.num_examples)), sampler.at(state.temperature)
+        return strongest_directions(own.potential, own.position(state), batch, block_key, num)
+
+    mean = old.total / jnp.where(since == 8, 8, since // 2)
+    found = jax.vmap(find)(states._replace(tests=())).astype(mean.dtype) if num else old.directions
+    return old._replace(total=jnp.zeros_like(mean), reference=mean, directions=found)
+
+
+def stein_blocks(found: SteinSums, burn_in: float) -> np.ndarray:
+    """Return the means of w, g, w·g and w² over the complete blocks after the burn-in, (chain, block, 4, weight)."""
+    count, length = (int(np.max(np.asarray(value))) for value in (found.num_records, found.block_length))
+    first, last = round(burn_in * count / length), count // length
+    return np.asarray(found.sums[:, first:last], np.float64) / length
+
+
+def direction_sets(draws: np.ndarray) -> np.ndarray:
+    """Return, for record numbers 1, 2, …, which set of directions they are projected on; -1 for none."""
+    return np.where(draws > 8, np.ceil(np.log2(draws)).astype(int), -1)

@@ -6,12 +6,9 @@ A mesh of devices has three axes, and `Placement` gives the number of parts alon
     data      the example axis of the data set and of every mini-batch; gradients are summed over it
     weights   the longest divisible axis of every large tensor of a state: weights, momenta, masses, variances
 
-The chain is that of one device, to rounding. Random numbers are counter-based, so each device computes its part alone.
-A mini-batch has the same global indices however the data set is split; a separate mini-batch from each part would be
-another distribution, and a run could not be continued on another number of devices.
-
-All processes of a run execute the same program in the same order, and the first one writes the files. What one process
-alone learns (a signal, a full disk, the time) is shared before any process acts on it, so that none is left waiting.
+Chains are those of one device, to rounding: random numbers are counter-based, and the indices of a mini-batch do not
+depend on how the data are split. All processes execute the same program in the same order; the first writes the files.
+What one process alone learns (a signal, a full disk) is shared before any process acts on it, so that none has to wait.
 """
 
 from __future__ import annotations
@@ -35,8 +32,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _trees
-from ._checks import check_integer
-from ._trees import Weights
+from ._trees import Weights, check_integer
 
 if TYPE_CHECKING:
     from .data.dataset import Dataset
@@ -74,10 +70,16 @@ class Placement:
 
     def check(self, num_chains: int, num_examples: int, weights: Weights | None = None) -> None:
         """Raise a ValueError if the devices, chains, examples or weights of one chain (if given) cannot be split so."""
+
+        def distance(other: Placement) -> tuple[float, ...]:
+            change = np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()
+            # Among equals: more devices, then the split with the least communication.
+            return round(float(change), 6), -other.num_devices, -other.chains, -other.data
+
         if problem := self._problem(num_chains, num_examples, weights):
             splits = itertools.starmap(Placement, itertools.product(range(1, jax.device_count() + 1), repeat=3))
-            valid = (other for other in splits if not other._problem(num_chains, num_examples, weights))
-            nearest = min(valid, key=self._distance, default=None)
+            valid = [other for other in splits if not other._problem(num_chains, num_examples, weights)]
+            nearest = min(valid, key=distance, default=None)
             remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
             raise ValueError(f"placement.{self}: {problem}; {remedy}")
 
@@ -95,11 +97,6 @@ class Placement:
             if _is_split(leaf.shape, self.weights) and split_axis(leaf.shape, self.weights) is None:
                 return f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}"
         return None
-
-    def _distance(self, other: Placement) -> tuple[float, ...]:
-        distance = np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()
-        # Among equals: more devices, then the split with the least communication.
-        return round(float(distance), 6), -other.num_devices, -other.chains, -other.data
 
     def __str__(self) -> str:
         """Return the settings as they are written in a configuration."""
@@ -126,29 +123,23 @@ def sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*names))
 
 
-def keep_in_place(states: Any, mesh: Mesh | None) -> Any:
+def keep_in_place(states: Any, mesh: Mesh) -> Any:
     """Constrain arrays with a leading chain axis to their devices, inside a compiled function."""
-    if mesh is None:
-        return states
     return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, sharding(leaf.shape, mesh)), states)
 
 
-def keep_everywhere(tree: Any, mesh: Mesh | None) -> Any:
+def keep_everywhere(tree: Any, mesh: Mesh) -> Any:
     """Replicate arrays on all devices, inside a compiled function, so that every process can read them."""
-    return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+    return lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
-def put_chains(tree: Any, mesh: Mesh | None) -> Any:
+def put_chains(tree: Any, mesh: Mesh) -> Any:
     """Move arrays with a leading chain axis to their devices."""
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, tree)
     return jax.tree.map(lambda leaf: _put(leaf, sharding(leaf.shape, mesh)), tree)
 
 
-def put_dataset(dataset: Dataset, mesh: Mesh | None) -> Dataset:
+def put_dataset(dataset: Dataset, mesh: Mesh) -> Dataset:
     """Split the examples over the data axis; replicate them if their number does not divide."""
-    if mesh is None:
-        return dataset
     spec = PartitionSpec("data") if dataset.num_examples % mesh.shape["data"] == 0 else PartitionSpec()
     return jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, spec)), dataset).with_mesh(mesh)
 
@@ -188,7 +179,8 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
     elif (coordinator, num_processes, process_id) != (None, None, None):
         raise ValueError(f"{given}: give all three, or none under a launcher such as Slurm or Open MPI")
     try:
-        jax.distributed.initialize(coordinator, num_processes, process_id)
+        # A process that was killed is noticed after this time at the latest; JAX itself waits for 100 s.
+        jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=20)
     except ValueError as error:
         why = f"no launcher was recognised ({' '.join(str(error).split())})"
         raise ValueError(f"{why}; start with srun or mpirun, or give coordinator and the other two") from error

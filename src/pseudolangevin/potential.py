@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import _trees as trees
-from ._checks import as_number, check_integer, check_positive
-from ._trees import Array, Batch, PerExample, Selection, Weights
+from ._trees import Array, Batch, PerExample, Selection, Weights, as_number, check_integer, check_positive
 
 if TYPE_CHECKING:
     from .data.dataset import Dataset
@@ -28,6 +27,10 @@ class Prior:
     scale: float
     center: float | Weights = 0.0
 
+    def __post_init__(self) -> None:
+        """Validate the scale."""
+        check_positive("scale", self.scale, "it is the width of the prior of a weight")
+
     def deviation(self, name: str, tensor: Array) -> Array:
         """Return (w − center)/scale of the tensor with this name."""
         number = jax.tree_util.all_leaves([self.center]) and np.ndim(self.center) == 0
@@ -36,7 +39,7 @@ class Prior:
             found = "nothing" if center is None else f"shape {np.shape(center)}"
             remedy = "pass one number, or a pytree shaped like the weights"
             raise ValueError(f"center has {found} for the tensor {name} of shape {tensor.shape}; {remedy}")
-        return (tensor - jnp.asarray(center, tensor.dtype)) / self.scale
+        return (tensor - jnp.asarray(center, tensor.dtype)) / float(self.scale)
 
 
 def gaussian(scale: float, center: float | Weights = 0.0) -> Prior:
@@ -45,25 +48,19 @@ def gaussian(scale: float, center: float | Weights = 0.0) -> Prior:
     Example:
         >>> wide = gaussian(10.0)
     """
-    check_positive("scale", scale, "it is the standard deviation of a weight")
-    return Prior("gaussian", float(scale), center)
+    return Prior("gaussian", scale, center)
 
 
 def laplace(scale: float, center: float | Weights = 0.0) -> Prior:
     """Return the prior exp(−|w − center|/scale) of every weight, whose standard deviation is √2·scale."""
-    check_positive("scale", scale, "it is the mean distance of a weight from its center")
-    return Prior("laplace", float(scale), center)
+    return Prior("laplace", scale, center)
 
 
 def posterior_temperature(dataset: Dataset, noise_scale: float | None = None) -> float:
     """Return the temperature at which exp(−U/T) is the Bayesian posterior.
 
-    U contains the mean loss over the P examples. If the loss is −log of a likelihood, T is 1/P. The loss of
-    `regression`, half a squared distance, is −σ²·log of a Gaussian likelihood, so T is σ²/P.
-
-    Args:
-        dataset: the training set.
-        noise_scale: standard deviation σ of the targets around their predictions, for `regression`.
+    U contains the mean loss over the P examples. If the loss is −log of a likelihood, T is 1/P. That of `regression` is
+    −σ²·log of a Gaussian likelihood, so T is σ²/P, with `noise_scale` σ the standard deviation of the targets.
     """
     if noise_scale is not None:
         check_positive("noise_scale", noise_scale, "it is the standard deviation of a target")
@@ -73,33 +70,35 @@ def posterior_temperature(dataset: Dataset, noise_scale: float | None = None) ->
 PriorLike: TypeAlias = Prior | Mapping[str, Prior] | Callable[[Weights], Array]
 
 
+class Regularizer(TypedDict, total=False):
+    """Arguments of `Potential` that potentials of every loss take."""
+
+    weight_decay: WeightDecay
+    prior: PriorLike | None
+    prior_temperature: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class Potential:
     """A per-example loss with a regulariser: U(w) = mean loss + λ/(2N)·|w|², or mean loss − T·ln prior(w).
 
     Args:
         per_example_loss: maps (weights, (inputs, targets)) of S examples to S losses.
-        weight_decay: λ; the regulariser is λ/(2N)·|w|² with N the number of weights. Or one λ for each group of
-            tensors, as a mapping from patterns of tensor names, such as {"*.bias": 0.0, "*": 10.0}; the first pattern
-            that matches applies, and the regulariser is Σ λ_g/(2N)·|w_g|².
+        weight_decay: λ; the regulariser is λ/(2N)·|w|² with N the number of weights. Or Σ λ_g/(2N)·|w_g|² with one λ
+            for each group of tensors, as a mapping from patterns of names, such as {"*.bias": 0.0, "*": 10.0}, of which
+            the first that matches applies.
         prior: instead of `weight_decay`, a prior density: `gaussian(scale)`, `laplace(scale)`, one for each group of
             tensors as a mapping from patterns of names, or a function from weights to the logarithm of any density.
-        prior_temperature: temperature T0 at which exp(−U/T) contains the prior as given, U = mean loss − T0·ln prior;
-            the prior is then tempered as the likelihood is. Default: the temperature of each chain, so that the prior
-            is the same at every temperature and the likelihood alone is tempered. Both are the Bayesian posterior at
-            `posterior_temperature(dataset)`.
+        prior_temperature: temperature T0 in U = mean loss − T0·ln prior; the prior is then tempered as the likelihood
+            is. Default: the temperature of each chain, so that the likelihood alone is tempered.
         per_example_error: optional, maps the same arguments to S errors (0 or 1 for a classifier); recorded as `error`.
-        class_scores: optional, maps (weights, inputs) to logits (S, K), for classifiers: labels are then checked
-            against K, and classes that never get a signal are reported.
+        class_scores: optional, maps (weights, inputs) to logits (S, K), for classifiers.
         values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
         check_data: optional, is called with (weights, all examples) before anything is compiled, to reject bad data.
         regularized_size: N of the regulariser, if it is not the number of sampled weights (`subset` sets it).
-        gradient: optional, a faster gradient of the loss, (weights, batch, coefficients, precision, split) → pytree;
-            see `gradients.minibatch_gradient`. `classification` sets it for networks that have one.
-        slopes: optional, faster derivatives of the losses along a velocity: (weights, velocity, batch, precision,
-            split) → one number per example.
-        gradient_moments: optional, (weights, batch, mask) → sums over examples of the gradient of the loss and of its
-            square; without it, gradients of single examples are computed one by one.
+        gradient: optional, a faster gradient of the loss, (weights, batch, coefficients, precision, split) → pytree.
+        slopes: optional, a faster `gradients.slopes`, (weights, velocity, batch, precision, split) → S numbers.
+        gradient_moments: optional, a faster `variance.gradient_moments`, (weights, batch, mask) → two pytrees.
 
     Example:
         >>> mean_of_normal = Potential(lambda w, batch: 0.5 * jnp.sum((batch[0] - w) ** 2, axis=-1))
@@ -136,7 +135,7 @@ class Potential:
             if self.prior_temperature is not None:
                 raise ValueError(f"prior_temperature = {self.prior_temperature!r} has no prior; pass prior= as well")
             return
-        if self.has_weight_decay:
+        if any(self._decays):
             raise ValueError(f"weight_decay = {self.weight_decay!r} and a prior are two priors; pass one of them")
         kinds = list(self.prior.values()) if isinstance(self.prior, Mapping) else [self.prior]
         if not kinds or not all(isinstance(k, Prior) or (callable(k) and k is self.prior) for k in kinds):
@@ -161,11 +160,6 @@ class Potential:
         return list(self.weight_decay.values()) if isinstance(self.weight_decay, Mapping) else [self.weight_decay]
 
     @property
-    def has_weight_decay(self) -> bool:
-        """Whether any λ is above zero."""
-        return any(self._decays)
-
-    @property
     def regularizes_every_weight(self) -> bool:
         """Whether the curvature of the regulariser is above zero for every weight."""
         priors = list(self.prior.values()) if isinstance(self.prior, Mapping) else [self.prior]
@@ -177,35 +171,25 @@ class Potential:
 
     def regularizer(self, weights: Weights) -> Array:
         """Return λ/(2N)·|w|², Σ λ_g/(2N)·|w_g|², or −T0·ln prior(w) without the normalisation."""
-        if self.prior is not None:
-            terms = self.prior_terms(weights)
-            return sum((f * jnp.sum(v**2 if squared else v) for v, f, squared in terms), start=jnp.zeros(()))
-        stiffness = self.stiffness(weights)
-        if not isinstance(self.weight_decay, Mapping):
-            return 0.5 * stiffness * trees.squared_norm(weights)
-        return 0.5 * trees.dot(weights, jax.tree.map(lambda w, k: k * w, weights, stiffness))
+        terms = self.regularizer_terms(weights)
+        return sum((f * jnp.sum(v**2 if squared else v) for v, f, squared in terms), start=jnp.zeros(()))
 
     def regularizer_terms(self, weights: Weights) -> list[tuple[Array, Array | float, bool]]:
         """Return (values, factor, squared): the regulariser is the sum of factor·Σ values, or of factor·Σ values²."""
-        if self.prior is not None:
-            return self.prior_terms(weights)
-        stiffness = trees.spread(self.stiffness(weights), weights)
-        leaves = zip(jax.tree.leaves(weights), jax.tree.leaves(stiffness), strict=True)
-        return [(leaf, 0.5 * k, True) for leaf, k in leaves] if self.has_weight_decay else []
-
-    def prior_terms(self, weights: Weights) -> list[tuple[Array, Array | float, bool]]:
-        """Return the terms of −T0·ln prior, as `regularizer_terms`."""
-        if self.prior_temperature is None:
+        if self.prior is None:
+            stiffness = trees.spread(self.stiffness(weights), weights)
+            leaves = zip(jax.tree.leaves(weights), jax.tree.leaves(stiffness), strict=True)
+            return [(leaf, 0.5 * k, True) for leaf, k in leaves] if any(self._decays) else []
+        if (scale := self.prior_temperature) is None:
             remedy = "call potential.at(temperature) or sampler.at(temperature), or pass prior_temperature"
             raise ValueError(f"U at no temperature: the prior {self.prior!r} is fixed, so U depends on T; {remedy}")
-        scale = self.prior_temperature
         if not isinstance(self.prior, Prior | Mapping):
-            return [(-jnp.asarray(self.prior(weights)), scale, False)]  # type: ignore[misc]
-        terms = []
+            return [(-jnp.asarray(self.prior(weights)), scale, False)]
+        terms: list[tuple[Array, Array | float, bool]] = []
         for (name, leaf), prior in zip(trees.named_leaves(weights), self._priors(weights), strict=True):
             deviation = prior.deviation(name, leaf)
             gauss = prior.kind == "gaussian"
-            terms.append((deviation if gauss else jnp.abs(deviation), (0.5 if gauss else 1.0) * scale, gauss))
+            terms.append((deviation, 0.5 * scale, True) if gauss else (jnp.abs(deviation), scale, False))
         return terms
 
     def _priors(self, weights: Weights) -> list[Any]:
@@ -215,10 +199,7 @@ class Potential:
         return [self.prior for _ in jax.tree.leaves(weights)]
 
     def stiffness(self, weights: Weights) -> Any:
-        """Return the curvature of the regulariser, λ/N or T0/scale²: one number, or one for every tensor.
-
-        It is 0 for priors that are not Gaussian.
-        """
+        """Return the curvature of the regulariser, λ/N or T0/scale², 0 for other priors: a number, or one a tensor."""
         if self.prior is not None:
             scale = 0.0 if self.prior_temperature is None else self.prior_temperature
             priors = self._priors(weights)
@@ -240,10 +221,7 @@ class Potential:
 
     def add_regularizer_gradient(self, weights: Weights, loss_gradient: Weights) -> Weights:
         """Return ∇U from the gradient of the mean loss."""
-        if self.prior is not None:
-            return jax.tree.map(jnp.add, loss_gradient, jax.grad(self.regularizer)(weights))
-        stiffness = trees.spread(self.stiffness(weights), weights)
-        return jax.tree.map(lambda w, g, k: g + k * w, weights, loss_gradient, stiffness)
+        return jax.tree.map(jnp.add, loss_gradient, jax.grad(self.regularizer)(weights))
 
     def check(self, weights: Weights, dataset: Dataset) -> None:
         """Raise if the loss, the weights and the data do not fit together, before anything is compiled."""
@@ -252,9 +230,8 @@ class Potential:
         if self.prior is not None:
             _check_prior(self.at(1.0), weights)
         if self.class_scores is not None:
-            _check_label_type(dataset.targets)
-        # Two lengths, so that a result of the wrong shape cannot fit by chance.
-        for num in (3, 5):
+            check_labels(dataset.targets)
+        for num in (3, 5):  # two lengths, so that a result of the wrong shape cannot fit by chance
             batch = dataset.shapes(num)
             for name in ("per_example_loss", "per_example_error"):
                 if (function := getattr(self, name)) is not None:
@@ -269,12 +246,9 @@ def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch
     try:
         out = jax.eval_shape(function, weights, batch)
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300] + "; check the shapes of weights and inputs"
         shapes = jax.tree.map(lambda leaf: leaf.shape, batch[0])
-        remedy = "check the shapes of weights and inputs"
-        raise ValueError(
-            f"{name} fails on these weights and {num} inputs of shape {shapes}: {why}; {remedy}"
-        ) from error
+        raise ValueError(f"{name} fails on these weights and {num} inputs of shape {shapes}: {why}") from error
     shape = getattr(out, "shape", None)
     if shape != (num,):
         what = "a scalar; remove the mean over the batch" if shape == () else f"shape {shape}"
@@ -286,7 +260,7 @@ def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch
 
 def _check_prior(potential: Potential, weights: Weights) -> None:
     try:
-        shapes = [values.shape for values, _, _ in jax.eval_shape(potential.prior_terms, weights)]
+        shapes = [values.shape for values, _, _ in jax.eval_shape(potential.regularizer_terms, weights)]
     except ValueError:
         raise
     except Exception as error:
@@ -297,18 +271,15 @@ def _check_prior(potential: Potential, weights: Weights) -> None:
         )
 
 
-def _check_label_type(targets: Any) -> None:
+def check_labels(targets: Any, num_classes: int | None = None) -> None:
+    """Raise unless the labels are integers, one for each example, from 0 to K − 1 if K is given."""
     labels = np.asarray(targets)
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"targets has dtype {labels.dtype}; class labels must be integers: cast with .astype('int32')")
     if labels.ndim != 1:
         raise ValueError(f"targets has shape {labels.shape}; class labels must be one integer per example")
-
-
-def check_labels(targets: Any, num_classes: int) -> None:
-    """Raise unless the labels are integers from 0 to K − 1."""
-    _check_label_type(targets)
-    _check_range("label", np.asarray(targets), num_classes)
+    if num_classes is not None:
+        _check_range("label", labels, num_classes)
 
 
 def _check_range(what: str, labels: np.ndarray, num_classes: int) -> None:
@@ -318,22 +289,14 @@ def _check_range(what: str, labels: np.ndarray, num_classes: int) -> None:
         raise ValueError(f"{found}; use {what}s 0 … {num_classes - 1}, or a network with more outputs")
 
 
-def classification(
-    apply: Callable[[Weights, Any], Array],
-    *,
-    weight_decay: WeightDecay = 0.0,
-    prior: PriorLike | None = None,
-    prior_temperature: float | None = None,
-) -> Potential:
+def classification(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Regularizer]) -> Potential:
     """Return the mean cross-entropy of softmax(apply(weights, inputs)) plus λ/(2N)·|w|² (eq:potential).
 
     The recorded `error` is the share of misclassified examples (eq:errorfunction).
 
     Args:
         apply: maps (weights, inputs) to logits (S, K).
-        weight_decay: λ, one for all weights or one per pattern; see `Potential`.
-        prior: a prior instead of λ; see `Potential`.
-        prior_temperature: temperature at which the prior counts as given; see `Potential`.
+        regularizer: `weight_decay`, or `prior` and `prior_temperature`; see `Potential`.
 
     Example:
         >>> from pseudolangevin import models
@@ -346,14 +309,13 @@ def classification(
     def misclassified(weights: Weights, batch: Batch) -> Array:
         return (jnp.argmax(apply(weights, batch[0]), axis=-1) != batch[1]).astype(jnp.float32)
 
-    hooks = _loss_hooks(apply, cross_entropy) | {"prior": prior, "prior_temperature": prior_temperature}
-    return Potential(loss, weight_decay, per_example_error=misclassified, class_scores=apply, **hooks)
+    hooks = _loss_hooks(apply, cross_entropy)
+    return Potential(loss, per_example_error=misclassified, class_scores=apply, **hooks, **regularizer)
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
-    """Return −ln softmax(logits)[label] of every example."""
-    chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
+    """Return −ln softmax(logits)[label] of every label."""
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
 
 
 def _loss_hooks(apply: Callable, output_loss: Callable[[Array, Any], Array]) -> dict[str, Any]:
@@ -362,20 +324,12 @@ def _loss_hooks(apply: Callable, output_loss: Callable[[Array, Any], Array]) -> 
     return {} if hooks is None else hooks(output_loss, is_cross_entropy=output_loss is cross_entropy)
 
 
-def regression(
-    apply: Callable[[Weights, Any], Array],
-    *,
-    weight_decay: WeightDecay = 0.0,
-    prior: PriorLike | None = None,
-    prior_temperature: float | None = None,
-) -> Potential:
+def regression(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Regularizer]) -> Potential:
     """Return half the squared distance |apply(w, x) − y|²/2, averaged over the examples, plus λ/(2N)·|w|².
 
     Args:
         apply: maps (weights, inputs) to predictions of the targets' shape.
-        weight_decay: λ, one for all weights or one per pattern; see `Potential`.
-        prior: a prior instead of λ; see `Potential`.
-        prior_temperature: temperature at which the prior counts as given; see `Potential`.
+        regularizer: `weight_decay`, or `prior` and `prior_temperature`; see `Potential`.
 
     Example:
         >>> line = regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
@@ -384,8 +338,7 @@ def regression(
     def loss(weights: Weights, batch: Batch) -> Array:
         return half_squared_distance(apply(weights, batch[0]), batch[1])
 
-    hooks = _loss_hooks(apply, half_squared_distance) | {"prior": prior, "prior_temperature": prior_temperature}
-    return Potential(loss, weight_decay, values=apply, **hooks)
+    return Potential(loss, values=apply, **_loss_hooks(apply, half_squared_distance), **regularizer)
 
 
 def half_squared_distance(predictions: Array, targets: Array) -> Array:
@@ -396,12 +349,7 @@ def half_squared_distance(predictions: Array, targets: Array) -> Array:
 
 
 def next_token(
-    apply: Callable[[Weights, Any], Array],
-    *,
-    weight_decay: WeightDecay = 0.0,
-    padding: int | None = None,
-    prior: PriorLike | None = None,
-    prior_temperature: float | None = None,
+    apply: Callable[[Weights, Any], Array], *, padding: int | None = None, **regularizer: Unpack[Regularizer]
 ) -> Potential:
     """Return the mean cross-entropy of the next token, for sequences, plus λ/(2N)·|w|².
 
@@ -410,11 +358,9 @@ def next_token(
 
     Args:
         apply: maps (weights, inputs) to logits (S, L, K), one distribution for each of L positions.
-        weight_decay: λ, one for all weights or one per pattern; see `Potential`.
-        prior: a prior instead of λ; see `Potential`.
-        prior_temperature: temperature at which the prior counts as given; see `Potential`.
         padding: target value (such as −1) of positions without a token, at the end of short sequences; they count
             neither in the loss nor in the error.
+        regularizer: `weight_decay`, or `prior` and `prior_temperature`; see `Potential`.
 
     Example:
         >>> bigrams = next_token(lambda w, tokens: w["table"][tokens], weight_decay=1.0)
@@ -429,7 +375,7 @@ def next_token(
         mask = counted(targets)
         return jnp.sum(jnp.where(mask, values, 0.0), axis=-1) / jnp.maximum(jnp.sum(mask, axis=-1), 1)
 
-    def cross_entropy(weights: Weights, batch: Batch) -> Array:
+    def loss(weights: Weights, batch: Batch) -> Array:
         inputs, targets = batch
         logits = apply(weights, inputs)
         if not jnp.issubdtype(targets.dtype, jnp.integer):
@@ -437,16 +383,14 @@ def next_token(
         if logits.ndim != 3 or logits.shape[:-1] != targets.shape:
             found = f"logits have shape {logits.shape}, targets {targets.shape}"
             raise ValueError(f"{found}; next_token needs logits (S, L, K) and targets (S, L)")
-        chosen = jnp.take_along_axis(logits, jnp.where(counted(targets), targets, 0)[..., None], axis=-1)[..., 0]
-        return mean_counted(jax.nn.logsumexp(logits, axis=-1) - chosen, targets)
+        return mean_counted(cross_entropy(logits, jnp.where(counted(targets), targets, 0)), targets)
 
     def wrong_tokens(weights: Weights, batch: Batch) -> Array:
         inputs, targets = batch
         return mean_counted((jnp.argmax(apply(weights, inputs), axis=-1) != targets).astype(jnp.float32), targets)
 
     def check_tokens(weights: Weights, batch: Batch) -> None:
-        inputs, targets = batch
-        tokens = np.asarray(targets)
+        inputs, tokens = batch[0], np.asarray(batch[1])
         real = counted(tokens)
         if not np.all(filled := real.any(axis=-1)):
             row = int(np.argmin(filled))
@@ -454,8 +398,7 @@ def next_token(
         shape = jax.eval_shape(apply, weights, jax.tree.map(lambda a: a[:1], inputs)).shape
         _check_range("token", tokens[real], shape[-1])
 
-    hooks: dict[str, Any] = {"prior": prior, "prior_temperature": prior_temperature, "check_data": check_tokens}
-    return Potential(cross_entropy, weight_decay, per_example_error=wrong_tokens, **hooks)
+    return Potential(loss, per_example_error=wrong_tokens, check_data=check_tokens, **regularizer)
 
 
 def log_density(function: Callable[[Weights], Array]) -> Potential:
@@ -495,11 +438,7 @@ class Subset:
     """Frozen weights: the same pytree, with None in place of every sampled tensor."""
 
     def merge(self, weights: Weights) -> Weights:
-        """Return the weights of the full network with these sampled tensors.
-
-        Leading axes (temperature, chain, draw…) of the sampled tensors are kept; the frozen tensors have none.
-        `jax.vmap(subset.merge)` adds them.
-        """
+        """Return the weights of the full network; `jax.vmap(subset.merge)` for tensors with leading axes."""
         structure: Any = jax.tree.structure(self.weights)
         found: Any = jax.tree.structure(weights)
         if found != structure:
@@ -511,8 +450,7 @@ class Subset:
 def subset(potential: Potential, weights: Weights, selection: Selection) -> Subset:
     """Sample the chosen tensors and keep all others at their values in `weights`.
 
-    This samples exp(−U/T) conditioned on the frozen tensors. Pass the result's `potential` and `weights` to a sampler;
-    observables and the certificate then count the sampled tensors only.
+    This samples exp(−U/T) conditioned on the frozen tensors. Pass the result's `potential` and `weights` to a sampler.
 
     Args:
         potential: U of the full network.
@@ -531,30 +469,27 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
     if not any(jax.tree.leaves(mask)):
         raise ValueError(f"selection = {selection!r} chooses no tensor; there would be nothing to sample")
     sampled = jax.tree.map(lambda take, w: w if take else None, mask, weights)
-    frozen = jax.tree.map(lambda take, w: None if take else w, mask, weights)
-    part = Subset(potential, sampled, frozen)
+    part = Subset(potential, sampled, jax.tree.map(lambda take, w: None if take else w, mask, weights))
 
     def on_full(function: Any) -> Any:
-        return None if function is None else lambda tensors, batch: function(part.merge(tensors), batch)
+        return None if function is None else lambda tensors, *batch: function(part.merge(tensors), *batch)
 
     def by_name(table: Any, argument: str) -> Any:  # as the patterns may also match frozen tensors
         if not isinstance(table, Mapping):
             return table
         return {name: trees.first_match(name, table, argument) for name, _ in trees.named_leaves(sampled)}
 
-    prior = by_name(potential.prior, "prior")
-    if prior is not None and not isinstance(prior, Prior | Mapping):
-        density = prior
-        prior = lambda tensors: density(part.merge(tensors))  # noqa: E731
     functions = ("per_example_loss", "per_example_error", "class_scores", "values", "check_data")
+    own_density = potential.prior is not None and not isinstance(potential.prior, Prior | Mapping)
+    changes: dict[str, Any] = {name: on_full(getattr(potential, name)) for name in functions}
     restricted = replace(
         potential,
-        **{name: on_full(getattr(potential, name)) for name in functions},
-        weight_decay=by_name(potential.weight_decay, "weight_decay"),
-        prior=prior,
-        regularized_size=potential.regularized_size or trees.num_weights(weights),
+        **changes,
         gradient=None,
         slopes=None,
         gradient_moments=None,
+        weight_decay=by_name(potential.weight_decay, "weight_decay"),
+        prior=on_full(potential.prior) if own_density else by_name(potential.prior, "prior"),
+        regularized_size=potential.regularized_size or trees.num_weights(weights),
     )
     return replace(part, potential=restricted)

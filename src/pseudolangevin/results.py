@@ -81,7 +81,7 @@ class Result:
             temperature: needed if the run has several.
             discard: share of the kept weights at the start of each chain that is left out.
         """
-        index = self._temperature_index(temperature)
+        index = self.temperature_index(temperature)
         healthy = np.flatnonzero(_above("diagnostics.averages").healthy_chains(self.trace)[index])
         if not healthy.size:
             at = self.trace["temperature"].values[index]
@@ -115,7 +115,7 @@ class Result:
                 which exp(−U/T) is the posterior.
             chunk_size: examples held at once.
         """
-        at = float(self.trace["temperature"].values[self._temperature_index(temperature)])
+        at = float(self.trace["temperature"].values[self.temperature_index(temperature)])
         noise = noise_scale**2 if noise_scale is not None else self.sampler.dataset.num_examples * at
         members = self.ensemble(temperature, discard)
         predict = _above("diagnostics.ensemble").predict
@@ -149,7 +149,8 @@ class Result:
         """Return a matplotlib figure with the averages and traces of the main observables."""
         return _above("runs.report").summary_figure(self.trace, discard=discard)
 
-    def _temperature_index(self, temperature: float | None) -> int:
+    def temperature_index(self, temperature: float | None) -> int:
+        """Return the index of a temperature, which may be left out if there is only one."""
         known = self.trace["temperature"].values
         if temperature is None and len(known) == 1:
             return 0

@@ -29,42 +29,33 @@ def _quickly(time_sampler):
 
 def test_a_row_holds_times_and_memory(measured):
     found, lines = measured
-    row = found.rows[0]
+    row = found["rows"][0]
     assert (row["num_weights"], row["sampler"], row["num_chains"], row["batch_size"]) == (
         SIZE,
         "pseudo_langevin",
         2,
         106,
     )
-    assert 0 < row["fastest_seconds_per_step"] <= row["seconds_per_step"] <= row["slowest_seconds_per_step"]
+    assert row["seconds_per_step"] > 0
     assert row["seconds_per_step_with_refresh"] == row["seconds_per_step"] + row["refresh_seconds"] / 5_000
     assert row["refresh_seconds"] > 0
     assert row["program_bytes"] > 10_575 * 100  # the data set alone
     assert row["compile_seconds"] > 0
-    assert found.rows[1]["refresh_seconds"] == 0
-    assert [json.loads(line) for line in lines] == found.rows
-
-
-def test_a_benchmark_prints_and_is_json(measured):
-    found, _ = measured
-    text = str(found).splitlines()
-    assert text[0].split()[:3] == ["N", "sampler", "chains"]
-    assert "pseudo_langevin" in text[1]
-    assert jax.__version__ in text[-1]
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["rows"] == found.rows
+    assert found["rows"][1]["refresh_seconds"] == 0
+    assert [json.loads(line) for line in lines] == found["rows"]
+    assert jax.__version__ in found["machine"]["jax"]
 
 
 def test_without_time_or_memory_a_reason_is_listed(monkeypatch):
     found = bench([SIZE], [1], seconds=1e-9)
-    assert len(found.skipped) == len(SAMPLERS)
-    assert {row["reason"] for row in found.skipped} == {"no time was left"}
-    assert "skipped: num_weights 2115, sampler pseudo_langevin, num_chains 1, reason no time was left" in str(found)
+    assert len(found["skipped"]) == len(SAMPLERS)
+    assert {row["reason"] for row in found["skipped"]} == {"no time was left"}
 
     def exhausted(*_):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(bench_module, "time_sampler", exhausted)
-    assert "out of memory" in bench([SIZE], [1], ["adam"]).skipped[0]["reason"]
+    assert "out of memory" in bench([SIZE], [1], ["adam"])["skipped"][0]["reason"]
 
 
 def test_every_sampler_of_the_package_is_timed():

@@ -120,7 +120,7 @@ RESUME_ONLY = [
 ]
 
 
-@pytest.mark.parametrize("action", [session.load, session.resume])
+@pytest.mark.parametrize("action", [session.load, session.continue_run])
 def test_damaged_folders(finished, tmp_path, action):
     damages = BOTH + ([] if action is session.load else RESUME_ONLY)
     for number, damage in enumerate(damages):
@@ -141,5 +141,5 @@ def test_a_locked_folder_is_not_changed(finished, tmp_path):
     with locked(RunFolder(path)):
         before = snapshot(path)
         with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
-            session.resume(path, ["num_steps=500"])
+            session.continue_run(path, ["num_steps=500"])
         assert snapshot(path) == before

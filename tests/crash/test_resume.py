@@ -97,7 +97,7 @@ class Disk:
 def go_on(path: Path, first: int = 400) -> session.Outcome:
     """Resume up to step 400, or start, for the `first` steps, if nothing was begun."""
     if (path / "config.toml").exists():
-        return session.resume(path, ["num_steps=400"], progress=False)
+        return session.continue_run(path, ["num_steps=400"], progress=False)
     shutil.rmtree(path, ignore_errors=True)
     return session.start(small_settings(f"num_steps={first}"), path, progress=False)
 
@@ -204,7 +204,7 @@ def test_interrupted_and_resumed(tmp_path, finished, monkeypatch, number):
         at_step(patch, 170, lambda: os.kill(os.getpid(), number))
         outcome = session.start(small_settings(), tmp_path / "run", progress=False)
     assert (outcome.step, outcome.interrupted) == (170, True)
-    assert session.resume(tmp_path / "run", progress=False).step == 400
+    assert session.continue_run(tmp_path / "run", progress=False).step == 400
     assert_same_run(tmp_path / "run", finished)
     (resumed,) = json.loads((tmp_path / "run" / "provenance.json").read_text())["resumed"]
     assert resumed["from_step"] == 170
@@ -221,7 +221,7 @@ def test_checkpoints_between_records(tmp_path, finished, monkeypatch, checkpoint
         with pytest.raises(Crash):
             session.start(small_settings(f"recording.checkpoint_every={checkpoint_every}"), path, progress=False)
     assert Checkpoints(path / "checkpoints").steps()[-1] % 10 != 0
-    assert session.resume(path, progress=False).step == 400
+    assert session.continue_run(path, progress=False).step == 400
     assert_same_run(path, finished)
 
 
@@ -238,7 +238,7 @@ def test_other_samplers_continue_to_the_same_bits(tmp_path, sampler):
             small_settings(f"num_steps={steps[0]}", f"sampler={{{sampler}}}"), tmp_path / name, progress=False
         )
         for more in steps[1:]:
-            session.resume(tmp_path / name, [f"num_steps={more}"], progress=False)
+            session.continue_run(tmp_path / name, [f"num_steps={more}"], progress=False)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
@@ -255,7 +255,7 @@ def test_damaged_newest_checkpoint(tmp_path, finished, damage):
         newest.write_bytes({"truncate": content[: len(content) // 2], "flip": flipped, "empty": b""}[damage])
         with pytest.warns(UserWarning, match="0000000400.checkpoint is damaged"):
             assert np.all(np.asarray(session.load(path).states.step) == 390)
-    outcome = session.resume(path, ["num_steps=400"], progress=False)
+    outcome = session.continue_run(path, ["num_steps=400"], progress=False)
     if damage != "remove":
         assert any("is damaged" in note and "falling back" in note for note in outcome.notes)
         assert "falling back" in (path / "log.txt").read_text()
@@ -277,11 +277,11 @@ def test_damaged_records_are_named_and_computed_again_where_a_checkpoint_allows_
         before = session.load(path, num_records=record)
         assert np.array_equal(before.trace["loss"], session.load(finished).trace["loss"][..., :record])
         if can_resume:  # the checkpoint at step 360 lies before the damage
-            assert session.resume(path, progress=False).first_step == 360
+            assert session.continue_run(path, progress=False).first_step == 360
             assert_same_run(path, finished)
         else:
             with pytest.raises(RunFolderError, match=rf"no valid checkpoint .*record {record} is damaged"):
-                session.resume(path, progress=False)
+                session.continue_run(path, progress=False)
 
 
 def test_no_valid_checkpoint_at_all(tmp_path, finished):
@@ -290,7 +290,7 @@ def test_no_valid_checkpoint_at_all(tmp_path, finished):
     for file in (path / "checkpoints").iterdir():
         file.write_bytes(b"")
     before = snapshot(path)
-    for action in (session.load, session.resume):
+    for action in (session.load, session.continue_run):
         with pytest.raises(RunFolderError, match="no valid checkpoint"):
             action(path)
     assert snapshot(path) == before
@@ -303,11 +303,11 @@ def test_only_files_of_the_run_are_removed(tmp_path, finished):
     (path / "checkpoints" / "mine").mkdir()
     (path / "checkpoints" / "mine" / "notes.txt").touch()
     (path / "checkpoints" / ".0000000380.checkpoint.partial").touch()
-    session.resume(path, progress=False)
+    session.continue_run(path, progress=False)
     assert not (path / "checkpoints" / ".0000000380.checkpoint.partial").exists()
     for file in (path / "trace.records", *path.glob("checkpoints/*.checkpoint")):
         file.unlink()
-    session.resume(path, progress=False)
+    session.continue_run(path, progress=False)
     assert (path / "checkpoints" / "mine" / "notes.txt").exists()
     assert_same_run(path, finished)
 

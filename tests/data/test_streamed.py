@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import pseudolangevin as pl
-from pseudolangevin.data import streamed
+from pseudolangevin.data import dataset as streamed
 from pseudolangevin.placement import Placement
 
 from ..conftest import SmallTask

@@ -74,49 +74,25 @@ def folder(tmp_path, arrays):
     return tmp_path
 
 
-def test_idx_files_are_read_as_written(folder, arrays):
-    files = tasks.read_folder(folder, num_classes=3)
-    for found, array in zip(files, arrays.values(), strict=True):
-        np.testing.assert_array_equal(found, array)
-        assert found.dtype == np.uint8
-
-
-@pytest.mark.parametrize(
-    ("code", "dtype"), [(0x08, ">u1"), (0x09, ">i1"), (0x0B, ">i2"), (0x0C, ">i4"), (0x0D, ">f4"), (0x0E, ">f8")]
-)
-def test_every_type_of_number_is_read(tmp_path, code, dtype):
-    array = np.array([[1, 2, 3], [100, 5, 6]], dtype)
-    (tmp_path / "numbers").write_bytes(encoded(array, code))
-    found = tasks.read_idx(tmp_path / "numbers")
-    np.testing.assert_array_equal(found, array)
-    assert found.dtype.isnative
-
-
 def test_file_names_with_a_dot_are_found(folder):
     (folder / LABELS).rename(folder / "train-labels.idx1-ubyte")
-    assert len(tasks.read_folder(folder, num_classes=3).train_labels) == 12
+    assert len(pl.tasks.idx(jax.random.key(0), folder=folder, num_classes=3).train.targets) == 12
 
 
 DAMAGES = {
     "missing": (IMAGES, None, "train-images-idx3-ubyte, plain or with .gz, is missing"),
     "empty": (IMAGES, lambda b: b"", "is not an IDX file"),
-    "wrong magic": (IMAGES, lambda b: b"\x01" + b[1:], "is not an IDX file .it begins with the bytes 01 00 08 03"),
-    "unknown type": (IMAGES, lambda b: b[:2] + b"\x07" + b[3:], "is not an IDX file"),
-    "half a header": (IMAGES, lambda b: b[:9], "truncated within its header"),
-    "truncated": (IMAGES, lambda b: b[:-1], "truncated: 143 of 144 bytes"),
-    "too long": (IMAGES, lambda b: b + b"\0", "goes on after its 144 bytes"),
-    "no images": (IMAGES, lambda b: b[:4] + bytes(4) + b[8:16], r"holds nothing: its shape is \(0, 4, 3\)"),
-    "claims more than there is": (IMAGES, lambda b: b[:4] + b"\xff" * 12 + b[16:], "truncated: 144 of"),
+    "wrong magic": (IMAGES, lambda b: b"\x01" + b[1:], "is not an IDX file .* it begins with 01 00 08 03"),
+    "half a header": (IMAGES, lambda b: b[:9], "has 0 bytes of data for the shape"),
+    "truncated": (IMAGES, lambda b: b[:-1], r"has 143 bytes of data for the shape \(12, 4, 3\)"),
+    "too long": (IMAGES, lambda b: b + b"\0", "has 145 bytes of data"),
+    "no images": (IMAGES, lambda b: b[:4] + bytes(4) + b[8:16], r"has 0 bytes of data for the shape \(0, 4, 3\)"),
+    "claims more than there is": (IMAGES, lambda b: b[:4] + b"\xff" * 12 + b[16:], "has 144 bytes"),
     "truncated gzip": (IMAGES, lambda b: gzip.compress(b)[:-9], "damaged gzip file"),
     "corrupt gzip": (IMAGES, lambda b: gzip.compress(b)[:-7] + bytes(7), "damaged gzip file"),
     "garbled gzip": (IMAGES, lambda b: gzip.compress(b)[:12] + b"\xff" * 99, "damaged gzip file"),
-    "gzip claims too much": (
-        IMAGES,
-        lambda b: gzip.compress(b[:4] + b"\xff" * 12 + b[16:]),
-        "does not fit into memory|truncated",
-    ),
-    "labels for images": (IMAGES, lambda b: encoded(np.zeros(12, np.uint8)), "holds uint8 with 1 axes"),
-    "not bytes": (LABELS, lambda b: encoded(np.zeros(12, ">i4"), 0x0C), "holds int32"),
+    "labels for images": (IMAGES, lambda b: encoded(np.zeros(12, np.uint8)), "unsigned bytes with 3 axes.*00 00 08 01"),
+    "not bytes": (LABELS, lambda b: encoded(np.zeros(12, ">i4"), 0x0C), "unsigned bytes.*begins with 00 00 0c 01"),
     "too few labels": (LABELS, lambda b: encoded(np.zeros(11, np.uint8)), "12 train images and 11 labels"),
     "labels out of range": (LABELS, lambda b: b[:-1] + b"\x03", "labels go up to 3, and num_classes = 3 allows 0 … 2"),
     "another size": (IMAGES, lambda b: encoded(np.zeros((12, 4, 4), np.uint8)), "must be of one size"),
@@ -140,7 +116,7 @@ def test_a_missing_folder_and_an_unreadable_file_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="is not a folder"):
         pl.tasks.idx(jax.random.key(0), folder=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="cannot be read"):
-        tasks.read_idx(tmp_path)
+        tasks.read_idx(tmp_path, 3)
 
 
 def test_the_projection_is_that_of_the_paper(tmp_path, arrays):

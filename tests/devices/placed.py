@@ -100,10 +100,10 @@ def make_chains() -> None:
     for split in sys.argv[2:]:
         placed = Placement(*map(int, split.split(",")))
         runs = {}
-        if split != "1,2,2":
-            # Messages between processes are slow: fewer steps, which show that the chain is the exact one.
-            runs["langevin"] = run(langevin, weights, 50 if placement.several() else 250, 25, placed)
-        if split in ("1,1,1", "1,2,2"):
+        if split != "1,2,2" or placement.several():
+            # Messages between devices are slow: fewer steps, which show that the chain is that of one device.
+            runs["langevin"] = run(langevin, weights, 250 if split == "1,1,1" else 50, 25, placed)
+        if split in ("1,1,1", "1,2,2") and not placement.several():
             runs["hybrid"] = run(hybrid, weights, 20, 10, placed)
         found |= {f"{split}/{name}/{key}": value for name, values in runs.items() for key, value in values.items()}
     if placement.is_first():

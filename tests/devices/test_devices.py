@@ -40,8 +40,9 @@ def assert_same_chain(found: dict, split: str, sampler: str, reference: dict) ->
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
-def assert_exact(weights: np.ndarray, masses: np.ndarray) -> None:
+def test_the_chain_of_one_device_is_exact(found):
     """The mean of w² of the oscillators is that of the discretised dynamics, T/k/(1 - k/(4 M))."""
+    weights, masses = found["1,1,1/langevin/weights"], found["1,1,1/langevin/masses"]
     stiffness = STIFFNESS + WEIGHT_DECAY / weights.shape[-1]
     temperatures = np.array([T, 2 * T])[:, None, None]
     exact = temperatures / stiffness / (1 - stiffness / masses / 4)
@@ -55,7 +56,6 @@ def assert_exact(weights: np.ndarray, masses: np.ndarray) -> None:
 def test_every_split_gives_the_chain_of_one_device(found, split):
     assert_same_chain(found, split, "langevin", found)
     assert found[f"{split}/langevin/parts"] == SPLITS[split]
-    assert_exact(found[f"{split}/langevin/weights"], found[f"{split}/langevin/masses"])
 
 
 def test_hybrid_monte_carlo_accepts_the_same_moves_with_data_and_weights_split(found):
@@ -63,12 +63,11 @@ def test_hybrid_monte_carlo_accepts_the_same_moves_with_data_and_weights_split(f
 
 
 def test_two_processes_give_the_chain_of_one_device(found, tmp_path):
-    splits = ["1,4,1", "1,1,4"]
     environment = {"COORDINATOR": free_address(), "NUM_PROCESSES": "2"}
     processes = [
         start(
             make_chains,
-            [tmp_path / f"{number}.npz", *splits],
+            [tmp_path / f"{number}.npz", "1,2,2"],
             tmp_path / f"printed{number}",
             devices=2,
             **environment,
@@ -80,8 +79,7 @@ def test_two_processes_give_the_chain_of_one_device(found, tmp_path):
         finish(process)
     assert not (tmp_path / "1.npz").exists()
     of_processes = dict(np.load(tmp_path / "0.npz"))
-    for split in splits:
-        assert_same_chain(of_processes, split, "langevin", found)
+    assert_same_chain(of_processes, "1,2,2", "langevin", found)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import pseudolangevin as pl
+from pseudolangevin.diagnostics.certificate import Subject, Tolerances, _ensemble
 from pseudolangevin.diagnostics.verdicts import Line, Verdict
 
 from ..compilation import optimized
@@ -158,7 +160,9 @@ def test_a_weight_that_is_frozen_or_shifted_does_not_pass(kind, name, weight):
 def test_a_chain_that_has_not_equilibrated_fails():
     """Masses a thousand times heavier: correct, but the weights need the full run to come down from their start."""
     result = toy.run(once_measured(temperature_ratio=1e-5), start=toy.weights(3 * np.sqrt(toy.TEMPERATURE)))
-    assert "stationarity of U" in failed_names(pl.certificate(result))
+    certificate = pl.certificate(result)
+    assert certificate.verdict == "failed"
+    assert certificate.advice.startswith("run longer: num_steps=24000")
 
 
 def test_too_few_samples_are_undecided_with_the_number_of_steps_that_are_needed(correct_run):
@@ -294,6 +298,27 @@ def test_the_warm_up_of_a_metropolis_chain_is_discarded(short_run, warmup_moves,
         assert not means
         assert certificate.verdict == "undecided"
         assert "retained draws" in {line.name for line in certificate.lines}
+
+
+def energies_of(second: float, num: int = 300) -> list:
+    """Lines on two temperatures, 1 and `second`, of energies of 200 oscillators, which have gamma distributions."""
+    energies = np.random.default_rng(num).gamma(100, size=(2, 4, num)) * np.array([1.0, second])[:, None, None]
+    dims = ("temperature", "chain", "draw")
+    series = {"potential": energies, "virial_temperature": energies, "status": 0 * energies}
+    coords = {"temperature": [1.0, 1.2], "step": ("draw", np.arange(num))}
+    trace = xr.Dataset({name: (dims, values) for name, values in series.items()}, coords)
+    return list(_ensemble(Subject(trace, None, "samples", {}, 200, Tolerances(), 0.0)))
+
+
+def test_energies_at_two_temperatures_are_compared_with_their_fluctuations():
+    scores = [(line.value - 1) / line.standard_error for num in range(200, 240) for line in energies_of(1.2, num)]
+    assert abs(np.mean(scores)) < 4 / np.sqrt(40)
+    assert abs(np.std(scores) - 1) < 4 / np.sqrt(80)
+    (wrong,) = energies_of(1.26, 3_000)
+    assert wrong.value == pytest.approx(0.26 / 1.26 * 1.2 / 0.2, abs=4 * wrong.standard_error)
+    (far,) = energies_of(3.0)
+    assert not far.required
+    assert "add a temperature between, next to 1: 1.2" in far.comment
 
 
 NUM_DRAWS = 1_000

@@ -1,4 +1,4 @@
-"""The two-temperature check of energies, and the predictions of ensembles."""
+"""The predictions of ensembles."""
 
 import jax
 import jax.numpy as jnp
@@ -7,51 +7,7 @@ import pytest
 from scipy.stats import norm
 
 import pseudolangevin as pl
-from pseudolangevin.diagnostics.ensemble import ClassPredictions, ValuePredictions, predict, two_temperature_check
-
-DIMENSION = 200
-
-
-def energies(random, temperature, num):
-    """U of a harmonic system, which has a gamma distribution."""
-    return temperature * random.gamma(DIMENSION / 2, size=(2, num))
-
-
-def test_slope_of_harmonic_energies_is_the_difference_of_inverse_temperatures():
-    random = np.random.default_rng(0)
-    scores = []
-    for _ in range(60):
-        check = two_temperature_check(energies(random, 1.0, 300), energies(random, 1.2, 300), (1.0, 1.2))
-        scores.append((check.ratio - 1) / check.standard_error)
-    # 60 scores: mean within 4/√60, spread within 4/√120 of one.
-    assert abs(np.mean(scores)) < 0.52
-    assert abs(np.std(scores) - 1) < 0.37
-    wrong = two_temperature_check(energies(random, 1.0, 3_000), energies(random, 1.2 * 1.05, 3_000), (1.0, 1.2))
-    assert wrong.ratio == pytest.approx((1 - 1 / 1.26) / (1 - 1 / 1.2), abs=4 * wrong.standard_error)
-    assert wrong.ratio - 1 > 5 * wrong.standard_error
-
-
-def test_errors_grow_with_autocorrelation():
-    """Draws that are each repeated five times contain no more information."""
-    random = np.random.default_rng(1)
-    low, high = energies(random, 1.0, 400), energies(random, 1.2, 400)
-    once = two_temperature_check(low, high, (1.0, 1.2))
-    repeated = two_temperature_check(np.repeat(low, 5, axis=1), np.repeat(high, 5, axis=1), (1.0, 1.2))
-    assert repeated.ratio == pytest.approx(once.ratio, rel=1e-6)
-    assert repeated.standard_error == pytest.approx(once.standard_error, rel=0.25)
-
-
-def test_distant_temperatures_get_a_suggestion_that_overlaps():
-    random = np.random.default_rng(3)
-    low = energies(random, 1.0, 300)
-    check = two_temperature_check(low, energies(random, 3.0, 300), (1.0, 3.0))
-    assert not check.overlap
-    assert np.isnan(check.ratio)
-    nearer = check.suggested_temperature
-    assert 1.0 < nearer < 3.0
-    assert two_temperature_check(low, energies(random, nearer, 300), (1.0, nearer)).overlap
-    few = two_temperature_check(low[:, :5], energies(random, 1.2, 5), (1.0, 1.2))
-    assert np.isnan(few.ratio)
+from pseudolangevin.diagnostics.ensemble import ClassPredictions, ValuePredictions, predict
 
 
 def test_two_members_that_disagree():

@@ -35,7 +35,6 @@ def test_the_rule_at_its_limits():
     assert verdict(-0.2, 0.01, side="above") is Verdict.PASSED
     assert verdict(0.09, 0.01) is Verdict.UNDECIDED
     assert verdict(0.2, 0.01, effective_samples=10) is Verdict.UNDECIDED
-    assert verdict(0.2, 0.01, effective_samples=10, known_error=0.02) is Verdict.FAILED
     assert verdict(0.2, 0.0, p_value=0.5) is Verdict.UNDECIDED
     assert verdict(np.nan, np.nan) is Verdict.UNDECIDED
     open_line = Measurement("toy", 0.05, 0.05, 0.0, 0.1, effective_samples=50, num_draws=100)

@@ -244,7 +244,7 @@ def test_speeds_are_measured_on_real_chains_with_the_masses_of_many_measurements
 
 
 def performance_rows(leapfrog_steps, speed):
-    case = speeds.PERFORMANCE.SETTINGS["paper"]["cases"][1]
+    case = speeds.PERFORMANCE.SETTINGS["paper"]["cases"][2]
     case = replace(case, options={**case.options, "moves": leapfrog_steps})
     coefficients = {"pL as in the paper": 1e-4, "balanced": 5e-5, f"hMC, {max(leapfrog_steps)} steps": speed}
     found: dict[str, Any] = {n: {"coefficient": Average(v, 0.0, 1.0)._asdict()} for n, v in coefficients.items()}
@@ -289,8 +289,8 @@ FLAT, RISING = [0.116, 0.113, 0.113, 0.113, 0.113, 0.113], [0.1124, 0.1122, 0.11
 
 @pytest.fixture
 def published_outcomes(monkeypatch):
-    phases = [p for p in generalization.SETTINGS["paper"]["phases"] if p.temperature not in (1e-5, 1e-3)]
-    phases = [p._replace(chains=replace(p.chains, num_steps=3_000)) for p in phases if p.sampler != "balanced"]
+    phases = [p for p in generalization.SETTINGS["paper"]["phases"] if p.sampler != "balanced"]
+    phases = [p._replace(chains=replace(p.chains, num_steps=3_000)) for p in phases]
     monkeypatch.setitem(generalization.SETTINGS["paper"], "phases", tuple(phases))
     table = published_table("generalization", 1_006_110)["pL"]
     names = ("loss", "squared_norm", "test_error", "gradient_variance")
@@ -306,8 +306,8 @@ def test_published_averages_and_curves_pass_as_generalization(published_outcomes
     rows = {r.quantity: r for r in generalization.rows(published_outcomes, generalization.SETTINGS["paper"])}
     assert [quantity for quantity, found in rows.items() if not found.passed] == []
     correlation = rows["rank correlation of test error and gradient variance over the temperatures (at least 0.5)"]
-    assert correlation.measured == pytest.approx(0.7)
-    assert correlation.published == pytest.approx(0.7)
+    assert correlation.measured == pytest.approx(0.893, abs=1e-3)
+    assert correlation.published == pytest.approx(0.893, abs=1e-3)
     assert rows["test error after 500 steps, T = 1e-7 from random weights"].published == 0.1124
 
 
@@ -351,16 +351,16 @@ def test_the_projection_of_the_images_is_the_published_one():
 
 
 def test_fashion_counts_starts_with_a_dead_class_and_leaves_them_out():
-    trace = simulated_trace([5e-8], 3, 8, 500)
+    trace = simulated_trace([5e-8, 1e-7, 5e-7], 3, 8, 500)
     trace["test_error"].values[:] = np.array([0.2, 0.4, 0.2])[:, None]
     trace["dead_class"].values[0, 1, -1, 3] = True
     weights = jax.tree.map(lambda w: w[None, None], small_task(3).network.init(jax.random.key(0)))
     result: Any = SimpleNamespace(trace=trace, weights=weights)
     value = spins.described(result, curves=("test_error",))
-    value["averages"] = [{name: a._asdict() for name, a in value["averages"][0].items()}]
-    rows = {r.quantity: r for r in fashion.rows({"pL, T = 5e-08": value}, fashion.SETTINGS["paper"])}
+    value["averages"] = [{name: a._asdict() for name, a in found.items()} for found in value["averages"]]
+    rows = {r.quantity: r for r in fashion.rows({"pL": value}, fashion.SETTINGS["paper"])}
     assert rows["test_error, pL, T = 5e-08"].measured == pytest.approx(0.2)
     assert not rows["test_error, pL, T = 5e-08"].passed  # 0.1926 was published
-    assert "relaxation takes about 1000000" in str(rows["test_error, pL, T = 5e-08"].reason)
     assert rows["starts with a dead class, pL, T = 5e-08"].measured == 1
     assert rows["starts with a dead class, pL, T = 5e-08"].passed
+    assert rows["test_error, pL, T = 5e-07"].measured == pytest.approx(0.8 / 3)

@@ -30,7 +30,7 @@ def test_a_row_passes_within_its_tolerance():
     assert row("x", 210.0, published=200.0, tolerance=0.05, relative=True).tolerance == pytest.approx(10.0)
     assert row("x", 0.01, tolerance=0.02).passed
     assert not row("x", -0.03, tolerance=0.02).passed
-    assert row("x", 0.94, published=0.96, tolerance=0.015, target=0.945).passed
+    assert not row("x", 0.94, published=0.96, tolerance=0.015).passed
 
 
 def test_a_row_without_a_published_value_is_not_judged_by_a_relative_tolerance():
@@ -90,8 +90,6 @@ def test_a_scaled_value_is_the_one_that_is_judged_by():
     assert (found.published, found.published_scaled) == (1.0, 1.04)
     assert found.tolerance == pytest.approx(0.0208)
     assert not row("x", 0.9, published=1.0, tolerance=0.02).passed
-    assert row("x", 0.9, published=1.0, tolerance=0.02, or_lower=True).passed
-    assert not row("x", 1.1, published=1.0, tolerance=0.02, or_lower=True).passed
 
 
 def test_only_a_row_that_fails_has_a_reason():
@@ -161,7 +159,7 @@ def test_files_hold_rows_parts_and_provenance(tmp_path):
     assert content["rows"][1]["passed"] is False
     assert list(content["provenance"]) == ["device", "versions", "seed", "settings", "seconds", "parts_left"]
     assert content["provenance"]["settings"] == {"seed": 3, "sizes": [1, 2.5], "unknown": None}
-    assert not made.passed
+    assert not all(r.passed for r in made.rows)
     assert "FAILS  b" in str(made)
     again = Reproduction("name", "smoke", figure, tmp_path)
     assert again.measure("part", 1.0, lambda: pytest.fail("it is in the file")) == made.found["part"]

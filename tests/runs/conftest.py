@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pseudolangevin.runs import session
 from pseudolangevin.runs.build import Experiment, build
-from pseudolangevin.runs.config import Settings
+from pseudolangevin.runs.config import PythonSettings, Settings
 
 from .small_runs import small_settings
 
 _built: dict[str, Experiment] = {}
 
 
-def build_once(settings: Settings, **how: bool) -> Experiment:
+def build_once(settings: Settings | PythonSettings, **how: Any) -> Experiment:
     """Build an experiment; equal settings share their compiled programs."""
+    if isinstance(settings, PythonSettings) or settings.network.module:
+        return build(settings, **how)
     key = settings.model_dump_json(exclude={"num_steps", "record_every", "recording"})
     if key not in _built:
         _built[key] = build(settings, **how)

@@ -11,7 +11,6 @@ import pytest
 from pseudolangevin.runs.folder import (
     RunFolder,
     RunFolderError,
-    check_writable,
     locked,
     read_json,
     read_or_empty,
@@ -76,9 +75,3 @@ def test_what_cannot_be_read_is_damaged_or_absent(tmp_path, content):
         assert read_or_empty(tmp_path / name) == {}
     with pytest.raises(RunFolderError, match="is damaged"):
         read_json(tmp_path / "file.json")
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"cannot be written: .*; make it writable"):
-        check_writable(tmp_path / "file" / "folder")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import xarray as xr
 
 import pseudolangevin as pl
 from pseudolangevin import cli
-from pseudolangevin.runs import config
+from pseudolangevin.runs import config, session
 from pseudolangevin.runs.build import build
 from pseudolangevin.runs.config import ConfigError
 from pseudolangevin.runs.folder import RunFolderError
@@ -51,7 +50,9 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wrap", [lambda *leaves: [(leaves[0],), {"b": leaves[1]}], Pair])
-def test_a_run_of_any_model_continues_to_the_same_bits(dataset, tmp_path, wrap, capsys):
+def test_a_run_of_any_model_continues_to_the_same_bits(dataset, tmp_path, wrap, capsys, monkeypatch):
+    if wrap is Pair:  # as if matplotlib were not installed
+        monkeypatch.setattr(session.util, "find_spec", lambda name: None)
     sampler, weights = make_sampler(dataset), wrap(jnp.ones(2), jnp.zeros(()))
     whole = pl.sample(sampler, weights, num_steps=60, **OPTIONS)
     first = pl.sample(sampler, weights, num_steps=30, folder=tmp_path / "run", **OPTIONS)
@@ -65,9 +66,7 @@ def test_a_run_of_any_model_continues_to_the_same_bits(dataset, tmp_path, wrap, 
     for one, other in ((result.weights, whole.weights), (result.samples, whole.samples)):
         assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
         jax.tree.map(np.testing.assert_array_equal, one, other)
-    assert {"certificate.json", "report.html", "provenance.json"} <= {
-        file.name for file in (tmp_path / "run").iterdir()
-    }
+    assert (tmp_path / "run" / "report.html").exists() == (wrap is not Pair)
     assert cli.run(["check", str(tmp_path / "run")]) == 1  # too short to pass
     assert "certificate" in capsys.readouterr().out
     assert cli.run(["watch", str(tmp_path / "run"), "--once"]) == 0
@@ -125,22 +124,12 @@ def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
         pl.resume(tmp_path / "run", num_steps=80, allow_code=True)
 
 
-def test_test_sets_in_files(tmp_path):
+def test_a_test_set_needs_inputs_and_targets(tmp_path):
     inputs, targets = np.ones((20, 6), np.float32), np.arange(20) % 3
-    np.savez(tmp_path / "both.npz", inputs=inputs, targets=targets, test_inputs=inputs[:5], test_targets=targets[:5])
     np.savez(tmp_path / "half.npz", inputs=inputs, targets=targets, test_inputs=inputs[:5])
     text = SMALL_RUN.partition("[task]")[0] + "[network]" + SMALL_RUN.partition("[network]")[2]
-
-    def settings(task: str) -> Any:
-        return config.parse(text + f"[task]\nkind = 'files'\n{task}", folder=tmp_path)
-
-    test = build(settings("file = 'both.npz'")).run.test
-    assert test is not None
-    assert test.num_examples == 5
     with pytest.raises(ConfigError, match=r"has the array test_inputs; give both"):
-        build(settings("file = 'half.npz'"))
-    with pytest.raises(ConfigError, match="test_file is the training set itself"):
-        settings("file = 'both.npz'\ntest_file = 'both.npz'")
+        build(config.parse(text + "[task]\nkind = 'files'\nfile = 'half.npz'", folder=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +143,7 @@ def test_every_alternative_has_a_template(choice, capsys):
     assert "one of adam, random, file" in text
 
 
-def test_hidden_activations(tmp_path):
+def test_hidden_activations():
     network = pl.models.feedforward((4, 5, 3), hidden_activation="tanh", output_activation="identity")
     weights, inputs = network.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     first, second = weights["layer1"], weights["layer2"]
@@ -162,7 +151,6 @@ def test_hidden_activations(tmp_path):
     np.testing.assert_allclose(network.apply(weights, jnp.asarray(inputs)), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="hidden_activation = 'sine': choose one of"):
         pl.models.feedforward((4, 3), hidden_activation="sine")
-    assert json.loads(json.dumps(config.parse("").network.hidden_activation)) == "relu"
 
 
 def test_too_many_chains_are_rejected_before_anything_is_compiled():

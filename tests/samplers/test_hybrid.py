@@ -7,7 +7,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
-from pseudolangevin._random import normal_like
+from pseudolangevin._trees import normal_like
 from pseudolangevin.samplers.hybrid import trajectory
 
 

@@ -10,7 +10,7 @@ import pytest
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin import integrator, masses
-from pseudolangevin._random import Stream, normal_like, stream_key
+from pseudolangevin._trees import Stream, normal_like, stream_key
 
 # Far apart, so that the statistical error of 𝒱 from 200 mini-batches takes no ratio above the maximum.
 RATIO, MAX_RATIO, T = 0.02, 0.2, 1e-3

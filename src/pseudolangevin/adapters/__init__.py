@@ -6,8 +6,8 @@ the weights there is no potential U, hence no distribution exp(-U/T).
 
 Example:
     >>> model = from_flax(module)  # doctest: +SKIP
-    >>> potential = pl.classification(model.apply, weight_decay=1.0)  # doctest: +SKIP
-    >>> result = pl.sample(pl.pseudo_langevin(potential, train), model.weights, ...)  # doctest: +SKIP
+    >>> sampler = pl.balanced_langevin(pl.classification(model.apply), train)  # doctest: +SKIP
+    >>> result = pl.sample(sampler, model.weights, temperatures=1e-4, num_steps=10_000, key=0)  # doctest: +SKIP
     >>> sampled = model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
 """
 

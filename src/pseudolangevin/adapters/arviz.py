@@ -24,11 +24,11 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
         result: result of `sample` or `load`.
         temperature: the temperature to select; default: all of them, as an additional dimension.
     """
-    trace = _select(result.trace, temperature)
     physical = {"loss", "potential", "squared_norm", "error", "test_loss", "test_error"}
     physical |= {"kinetic_temperature", "virial_temperature", "layer_virial_temperature"}
-    sampled = [name for name in trace.data_vars if name in physical or name not in OBSERVABLES]
-    return _as_arviz({"posterior": trace[sampled], "sample_stats": trace.drop_vars(sampled)})
+    sampled = [name for name in result.trace.data_vars if name in physical or name not in OBSERVABLES]
+    groups = {"posterior": result.trace[sampled], "sample_stats": result.trace.drop_vars(sampled)}
+    return _as_arviz(result, temperature, groups)
 
 
 def samples_to_arviz(result: Result, temperature: float | None = None) -> Any:
@@ -39,8 +39,8 @@ def samples_to_arviz(result: Result, temperature: float | None = None) -> Any:
     for name, values in named_leaves(result.samples):
         axes = (f"{name}_{axis}" for axis in range(np.ndim(values) - 3))
         variables[name] = (("temperature", "chain", "draw", *axes), np.asarray(values))
-    coords = {"temperature": result.trace["temperature"], "chain": result.trace["chain"]}
-    return _as_arviz({"posterior": _select(xr.Dataset(variables, coords), temperature)})
+    coords = {name: result.trace[name] for name in ("temperature", "chain")}
+    return _as_arviz(result, temperature, {"posterior": xr.Dataset(variables, coords)})
 
 
 def samples_from_arviz(data: Any, weights: Weights, group: str = "posterior") -> Weights:
@@ -49,20 +49,18 @@ def samples_from_arviz(data: Any, weights: Weights, group: str = "posterior") ->
     The last draws start new chains: sample(sampler, jax.tree.map(lambda w: w[:, :, -1], samples), …).
 
     Args:
-        data: InferenceData or DataTree of this package, or of any other that names its variables so; the dimensions
-            chain, draw and (optional) temperature come before those of the tensor.
+        data: InferenceData or DataTree, with one variable per tensor of dimensions (chain, draw, …) or
+            (temperature, chain, draw, …).
         weights: weights of one chain, for the structure and the shapes.
         group: name of the group.
     """
-    try:
-        variables = data[group]
-    except KeyError:
-        raise ValueError(f"data has no group {group!r}; name the group that contains the weights") from None
     leaves = []
     for name, leaf in named_leaves(weights):
-        if name not in variables:
-            raise ValueError(f"the group {group!r} has no variable {name!r}; it has {sorted(map(str, variables))}")
-        variable = variables[name]
+        try:
+            variable = data[group][name]
+        except KeyError:
+            known = "" if group not in data else f"; it has {sorted(map(str, data[group]))}"
+            raise ValueError(f"data has no variable {name!r} in a group {group!r}{known}") from None
         if not {"chain", "draw"} <= set(variable.dims):
             raise ValueError(f"{name} has dimensions {variable.dims}; it needs (chain, draw, …)")
         if "temperature" not in variable.dims:
@@ -74,18 +72,10 @@ def samples_from_arviz(data: Any, weights: Weights, group: str = "posterior") ->
     return jax.tree.unflatten(jax.tree.structure(weights), leaves)
 
 
-def _select(trace: xr.Dataset, temperature: float | None) -> xr.Dataset:
+def _as_arviz(result: Result, temperature: float | None, groups: dict[str, Any]) -> Any:
     """Return one temperature, or all; chains and draws come first, as ArviZ requires."""
-    if temperature is not None:
-        known = trace["temperature"].values
-        matches = np.flatnonzero(np.isclose(known, temperature, rtol=1e-6, atol=0))
-        if not matches.size:
-            raise ValueError(f"temperature = {temperature!r} was not sampled; choose one of {known.tolist()}")
-        trace = trace.isel(temperature=int(matches[0]))
-    return trace.transpose("chain", "draw", ...)
-
-
-def _as_arviz(groups: dict[str, Any]) -> Any:
+    chosen = {} if temperature is None else {"temperature": result.temperature_index(temperature)}
+    groups = {name: group.isel(chosen).transpose("chain", "draw", ...) for name, group in groups.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ArviZ 0.x announces ArviZ 1.x when imported
         import arviz  # noqa: PLC0415

@@ -22,7 +22,18 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
     eqx = load_optional("equinox", "equinox")
     if not isinstance(module, eqx.Module):
         raise ValueError(f"module = {module!r} is not an equinox.Module; pass one, after its __init__")
-    _check_layers(eqx.nn, module, has_state=state is not None)
+    stateful = tuple(getattr(eqx.nn, name) for name in ("BatchNorm", "SpectralNorm") if hasattr(eqx.nn, name))
+    special = (eqx.nn.Dropout, *stateful, eqx.nn.StateIndex)
+    for path, layer in jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda node: isinstance(node, special))[0]:
+        why, remedy = None, "call equinox.nn.inference_mode(module) first"
+        if isinstance(layer, eqx.nn.Dropout) and not layer.inference and layer.p > 0:
+            why = f"drops {layer.p:g} of its inputs at random"
+        elif isinstance(layer, stateful) and not layer.inference:
+            why = "learns a state from its batches"
+        elif isinstance(layer, (*stateful, eqx.nn.StateIndex)) and state is None:
+            why, remedy = "reads a state that was not given", "pass from_equinox(module, state)"
+        if why is not None:
+            raise layer_error("Equinox", jax.tree_util.keystr(path, simple=True, separator="."), layer, why, remedy)
     weights, rest = eqx.partition(module, eqx.is_inexact_array)
     _trees.check_weights(weights)
 
@@ -31,18 +42,3 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
         return jax.vmap(network if state is None else lambda example: network(example, state)[0])(inputs)
 
     return Model(weights, apply, lambda weights: eqx.combine(jax.tree.map(jax.numpy.asarray, weights), rest))
-
-
-def _check_layers(nn: Any, module: Any, *, has_state: bool) -> None:
-    stateful = tuple(getattr(nn, name) for name in ("BatchNorm", "SpectralNorm") if hasattr(nn, name))
-    special = (nn.Dropout, *stateful, nn.StateIndex)
-    for path, layer in jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda node: isinstance(node, special))[0]:
-        why, remedy = None, "call equinox.nn.inference_mode(module) first"
-        if isinstance(layer, nn.Dropout) and not layer.inference and layer.p > 0:
-            why = f"drops {layer.p:g} of its inputs at random"
-        elif isinstance(layer, stateful) and not layer.inference:
-            why = "learns a state from its batches"
-        elif isinstance(layer, (*stateful, nn.StateIndex)) and not has_state:
-            why, remedy = "reads a state that was not given", "pass from_equinox(module, state)"
-        if why is not None:
-            raise layer_error("Equinox", jax.tree_util.keystr(path, simple=True, separator="."), layer, why, remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -86,22 +87,22 @@ def _register(torch: Any, torch2jax: Any) -> None:
             raise ValueError("an embedding with max_norm changes its weights when called")
         return array(weight)[array(input)]
 
+    def pair(x: Any) -> tuple[int, int]:
+        return (x, x) if isinstance(x, int) else tuple(x)
+
     @torch2jax.implements(functional.avg_pool2d)
     def avg_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Array:
         if rest not in ((), (False, True), (False, True, None)):
             raise NotImplementedError("avg_pool2d with ceil_mode, count_include_pad=False or divisor_override")
-        kernel, steps, pad = (
-            (x, x) if isinstance(x, int) else tuple(x) for x in (kernel_size, stride or kernel_size, padding)
-        )
-        padded = [(0, 0), (0, 0), *((p, p) for p in pad)]
+        kernel, steps = pair(kernel_size), pair(stride or kernel_size)
+        padded = [(0, 0), (0, 0), *((p, p) for p in pair(padding))]
         total = jax.lax.reduce_window(array(input), 0.0, jax.lax.add, (1, 1, *kernel), (1, 1, *steps), padded)
-        return total / (kernel[0] * kernel[1])
+        return total / math.prod(kernel)
 
     @torch2jax.implements(functional.adaptive_avg_pool2d)
     def adaptive_avg_pool2d(input: Any, output_size: Any) -> Array:
         x = array(input)
-        asked = (output_size,) * 2 if isinstance(output_size, int) else output_size
-        rows, columns = (n if size is None else size for size, n in zip(asked, x.shape[2:], strict=True))
+        rows, columns = (n if size is None else size for size, n in zip(pair(output_size), x.shape[2:], strict=True))
         if x.shape[2] % rows or x.shape[3] % columns:
             raise NotImplementedError(f"adaptive_avg_pool2d from {x.shape[2:]} to {(rows, columns)}")
         return x.reshape(*x.shape[:2], rows, x.shape[2] // rows, columns, x.shape[3] // columns).mean(axis=(3, 5))

@@ -10,13 +10,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._checks import check_choice, check_integer, check_positive
+from .._trees import check_choice, check_integer, check_positive
 from ..chains import Run, _segment
 from ..data import Dataset
 from ..models import feedforward
@@ -69,45 +69,18 @@ class Problem:
         return (inputs, labels) if num == self.num_examples else (inputs[repeated], labels[repeated])
 
 
-@dataclass
-class Benchmark:
-    """Timings of samplers on one machine; printable."""
-
-    machine: dict[str, str]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[dict[str, Any]] = field(default_factory=list)
-    """Measurements that were not made, with the reason."""
-    seconds: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and strings, ready for JSON."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        """Return a table."""
-        table = [["N", "sampler", "chains", "ms/step", "with variance", "per chain", "compile s", "MiB"]]
-        for row in self.rows:
-            step, total = row["seconds_per_step"], row["seconds_per_step_with_refresh"]
-            numbers = [1e3 * step, 1e3 * total, 1e3 * total / row["num_chains"], row["compile_seconds"]]
-            names = [str(row[name]) for name in ("num_weights", "sampler", "num_chains")]
-            table.append([*names, *(f"{number:.3g}" for number in [*numbers, row["program_bytes"] / 2**20])])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in table]
-        lines += [f"skipped: {', '.join(f'{name} {value}' for name, value in row.items())}" for row in self.skipped]
-        return "\n".join([*lines, f"{', '.join(self.machine.values())}; {self.seconds:.0f} s"])
-
-
 def bench(
     sizes: Sequence[int] = (11_160, 101_610, 1_006_110),
     chains: Sequence[int] = (1, 8, 64),
     samplers: Sequence[str] | None = None,
     seconds: float = 600.0,
     report: Callable[[str], None] | None = None,
-) -> Benchmark:
+) -> dict[str, Any]:
     """Time samplers on the paper's problem at several sizes and numbers of chains, until the time is up.
 
-    A step moves every chain once. "With variance" includes a measurement of the gradient variance every 5000 steps.
-    Memory is that of the compiled steps with their arguments, the data included, by the compiler's account.
+    A step moves every chain once. "With refresh" includes a measurement of the gradient variance every 5000 steps.
+    Memory is that of the compiled steps with their arguments, the data included, by the compiler's account. The result
+    has `machine`, the `rows`, and under `skipped` the measurements that were not made, with the reason.
 
     Args:
         sizes: numbers of weights, 201*L1 + 1110 each.
@@ -117,30 +90,30 @@ def bench(
         report: called with a line of text for every result, for example `print`.
 
     Example:
-        >>> print(bench(sizes=[11_160], chains=[1], samplers=["pseudo_langevin"], seconds=60))  # doctest: +SKIP
+        >>> bench(sizes=[11_160], chains=[1], samplers=["pseudo_langevin"], seconds=60)["rows"]  # doctest: +SKIP
     """
     for name in samplers or ():
         check_choice("samplers", name, SAMPLERS)
     for count in chains:
         check_integer("chains", count, minimum=1)
     check_positive("seconds", seconds)
-    began, found, dataset = time.perf_counter(), Benchmark(machine()), None
+    began, dataset = time.perf_counter(), None
+    rows, skipped = list[dict[str, Any]](), list[dict[str, Any]]()
     cases = [(Problem(n), name, count) for n in sizes for count in sorted(chains) for name in samplers or SAMPLERS]
     for problem, name, count in cases:
         case = {"num_weights": problem.num_weights, "sampler": name, "num_chains": count}
         if time.perf_counter() - began > seconds:
-            found.skipped.append(case | {"reason": "no time was left"})
+            skipped.append(case | {"reason": "no time was left"})
             continue
         if dataset is None or dataset.num_examples != problem.num_examples:
             dataset = Dataset(*problem.arrays())
         try:
-            found.rows.append(case | time_sampler(problem, dataset, name, count))
+            rows.append(case | time_sampler(problem, dataset, name, count))
         except (RuntimeError, MemoryError) as error:  # JAX raises a RuntimeError where memory does not suffice
-            found.skipped.append(case | {"reason": str(error).split("\n")[0][:200]})
+            skipped.append(case | {"reason": str(error).split("\n")[0][:200]})
         if report is not None:
-            report(json.dumps((found.rows + found.skipped)[-1]))
-    found.seconds = time.perf_counter() - began
-    return found
+            report(json.dumps((rows + skipped)[-1]))
+    return {"machine": machine(), "rows": rows, "skipped": skipped}
 
 
 def time_sampler(
@@ -159,33 +132,32 @@ def time_sampler(
     compile_seconds = time.perf_counter() - began
     memory: Any = program.memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    states, steps, times = run.start(weights, 0), block, list[float]()
-    began = time.perf_counter()
-    while not times or (time.perf_counter() - began < seconds and len(times) < 40):
-        # Blocks of a quarter of a second, so that starting them and waiting for them is below one percent.
+    states = run.start(weights, 0)
+
+    def timed(num_steps: int) -> float:
+        nonlocal states
         started, first = time.perf_counter(), int(states.step[0])
-        (record,) = run.records(states, first=first, stop=first + steps, every=MAX_STEPS, progress=False)
+        (record,) = run.records(states, first=first, stop=first + num_steps, every=MAX_STEPS, progress=False)
         states = jax.block_until_ready(record.states)
-        duration = time.perf_counter() - started
-        if first == 0:  # it compiled
-            continue
-        if steps == block and (longer := int(0.25 * steps / duration) // block * block) > 2 * block:
-            steps = min(longer, 2_000)
-            continue
-        times.append(duration / steps)
+        return (time.perf_counter() - started) / num_steps
+
+    timed(block)  # compiles
+    # Blocks of a quarter of a second, so that starting them and waiting for them is below one percent.
+    steps = block * max(1, min(2_000, int(0.25 / timed(block))) // block)
+    times, began = [timed(steps)], time.perf_counter()
+    while time.perf_counter() - began < seconds and len(times) < 40:
+        times.append(timed(steps))
     refresh_seconds = 0.0
     if refresh and sampler.refreshes:
-        program = jax.jit(jax.vmap(sampler.refresh)).lower(states).compile()
+        again = jax.jit(jax.vmap(sampler.refresh)).lower(states).compile()
         for _ in range(2):  # the first time loads the program
-            started = time.perf_counter()
-            jax.block_until_ready(program(states))
-            refresh_seconds = time.perf_counter() - started
+            began = time.perf_counter()
+            jax.block_until_ready(again(states))
+            refresh_seconds = time.perf_counter() - began
     step = statistics.median(times)
     return {
         "batch_size": sampler.batch_size,
         "seconds_per_step": step,
-        "fastest_seconds_per_step": min(times),
-        "slowest_seconds_per_step": max(times),
         "refresh_seconds": refresh_seconds,
         "seconds_per_step_with_refresh": step + refresh_seconds / 5_000,
         "compile_seconds": compile_seconds,

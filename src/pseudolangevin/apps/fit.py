@@ -11,9 +11,7 @@ from typing import Any, Literal
 import jax
 
 from .. import _trees as trees
-from .._checks import check_integer, check_positive
-from .._random import as_key
-from .._trees import Key, Weights
+from .._trees import Key, Weights, as_key, check_integer, check_positive
 from ..chains import sample
 from ..data import Dataset
 from ..diagnostics.certificate import certificate
@@ -92,11 +90,9 @@ def fit(
     check_integer("batch_size", size, minimum=2, maximum=dataset.num_examples)
     check_integer("samples_per_chain", samples_per_chain, minimum=1)
     check_positive("temperature_ratio", temperature_ratio)
-    key, search = as_key(key), None
+    keys, search = [jax.random.fold_in(as_key(key), i) for i in (1, 2, 3)], None
     if temperature == "auto":
-        search = find_temperature(
-            potential, dataset, weights, epochs=search_epochs, key=jax.random.fold_in(key, 1), progress=progress
-        )
+        search = find_temperature(potential, dataset, weights, epochs=search_epochs, key=keys[0], progress=progress)
         temperature, weights = search.temperature, search.weights
         _say(progress, f"temperature {temperature:.3g}, found in {search.epochs:.3g} epochs")
     elif isinstance(temperature, str):
@@ -112,34 +108,26 @@ def fit(
     if training_steps is None:
         training_steps = 0 if search is not None else min(2_000, num_steps // 5)
     check_integer("training_steps", training_steps, minimum=0)
+    common: dict[str, Any] = {"num_chains": num_chains, "progress": progress}
     if training_steps:
         _say(progress, f"training: {training_steps} steps of Adam")
-        num_weights = trees.num_weights(weights)
-        rate = 1e-3 * min(1.0, 5e4 / num_weights)  # as `find_temperature`
+        rate = 1e-3 * min(1.0, 5e4 / trees.num_weights(weights))  # as `find_temperature`
         adam = Adam(potential, dataset, batch_size=size, learning_rate=rate)
-        run: dict[str, Any] = {"num_chains": num_chains, "num_steps": training_steps, "record_every": training_steps}
-        trained = sample(
-            adam,
-            weights,
-            **run,
-            key=jax.random.fold_in(key, 3),
-            observe_examples=min(1_000, dataset.num_examples),
-            progress=progress,
-        )
-        weights = trained.weights
+        lengths: dict[str, Any] = {"num_steps": training_steps, "record_every": training_steps}
+        lengths["observe_examples"] = min(1_000, dataset.num_examples)
+        weights = sample(adam, weights, **lengths, key=keys[2], **common).weights
     _say(progress, f"sampling: {num_chains} chains of {num_steps} steps at temperature {temperature:.3g}, batch {size}")
     base = max(64, min(5_000, num_steps // 4))
     result = sample(
         BalancedLangevin(potential, dataset, batch_size=size, temperature_ratio=temperature_ratio, refresh_every=base),
         weights,
         temperatures=[temperature],
-        num_chains=num_chains,
         num_steps=num_steps,
         record_every=every,
         keep_weights_every=keep,
         test=test,
-        key=jax.random.fold_in(key, 2),
-        progress=progress,
+        key=keys[1],
+        **common,
         **options,
     )
     failed = [line.name for line in certificate(result).failed_lines if line.name != "status"]
@@ -148,8 +136,7 @@ def fit(
         remedy = "raise num_steps, or see print(pl.certificate(result))"
         warnings.warn(f"the run is not at equilibrium: {names} failed; {remedy}", EquilibriumWarning, stacklevel=2)
     cost = num_chains * (num_steps + training_steps) * size + (0 if search is None else search.cost)
-    fields = {name: getattr(result, name) for name in result.__dataclass_fields__}
-    return Fit(**fields, search=search, cost=cost)
+    return Fit(**vars(result), search=search, cost=cost)
 
 
 def _say(progress: bool | None, line: str) -> None:

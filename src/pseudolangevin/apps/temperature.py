@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +20,15 @@ import xarray as xr
 from jax.sharding import Mesh
 
 from .. import _trees as trees
-from .._checks import check_integer, check_positive
-from .._progress import ChainStoppedWarning, DeadClassWarning
-from .._random import as_key
-from .._trees import Key, Weights
+from .._trees import Key, Weights, as_key, check_integer, check_positive
 from ..chains import Result, Run, sample
 from ..data import Dataset
-from ..diagnostics.averages import healthy_chains, kept
+from ..diagnostics.averages import healthy_chains
+from ..observables import ChainStoppedWarning, DeadClassWarning
 from ..placement import Placement
 from ..potential import Potential
 from ..samplers.adam import Adam
-from ..samplers.langevin import PseudoLangevin
+from ..samplers.balanced import BalancedLangevin
 
 
 def trained_starts(
@@ -89,9 +88,7 @@ def trained_starts(
     observed: dict[str, np.ndarray] = {}
     every = num_steps if max_seconds is None else min(500, num_steps)
     limits: dict[str, Any] = {"stop": num_steps, "every": every, "pause_every": 500, "max_seconds": max_seconds}
-    with warnings.catch_warnings():
-        for expected in (ChainStoppedWarning, DeadClassWarning):
-            warnings.simplefilter("ignore", expected)
+    with _expected_failures():
         for record in run.records(states, **limits, progress=progress):
             states, observed = record.states, record.observables or observed
             if on_pause is not None:
@@ -109,6 +106,15 @@ def trained_starts(
         )
         warnings.warn(message, DeadClassWarning, stacklevel=2)
     return jax.tree.map(lambda w: w[chosen], first if untrained else states.weights)
+
+
+@contextmanager
+def _expected_failures() -> Iterator[None]:
+    """Be silent about chains that stop or lose a class; they are marked as invalid."""
+    with warnings.catch_warnings():
+        for expected in (ChainStoppedWarning, DeadClassWarning):
+            warnings.simplefilter("ignore", expected)
+        yield
 
 
 @dataclass(frozen=True)
@@ -209,45 +215,45 @@ def find_temperature(
     observed = min(1_000, num_examples)
     start_loss = float(potential.loss(weights, dataset.head(observed).batch))
     training_steps = int(np.clip(0.2 * epochs * num_examples / 128, 32, 20_000))
-    with warnings.catch_warnings():  # chains that stop or lose a class are marked as invalid
-        for expected in (ChainStoppedWarning, DeadClassWarning):
-            warnings.simplefilter("ignore", expected)
-        rate = 1e-3 * min(1.0, 5e4 / num_weights)  # at 1e-3, training a million weights can cost a class
-        settings = {"num_steps": training_steps, "candidates": 1, "learning_rate": rate, "key": training_key}
+    rate = 1e-3 * min(1.0, 5e4 / num_weights)  # at 1e-3, training a million weights can cost a class
+    settings = {"num_steps": training_steps, "candidates": 1, "learning_rate": rate, "key": training_key}
+    with _expected_failures():
         starts = trained_starts(potential, dataset, lambda _: weights, **settings, progress=progress)
-        start = jax.tree.map(lambda w: w[0], starts)
-        # |w|² of the prior is N·T over the stiffness; a prior that is the same at every T bounds none.
-        bounds = potential.tempered_energy == "potential"
-        coldest = 0.0 if not bounds else 4 * float(potential.regularizer(start)) / num_weights
+    start = jax.tree.map(lambda w: w[0], starts)
+    # |w|² of the prior is N·T over the stiffness; a prior that is the same at every T bounds none.
+    bounds = potential.tempered_energy == "potential"
+    coldest = 4 * float(potential.regularizer(start)) / num_weights if bounds else 0.0
 
-        # A step visits S examples, a measurement of the variance 20·S more.
-        training_cost = training_steps * min(128, num_examples) + min(10_000, num_examples) + observed
-        examples = (epochs * num_examples - training_cost) / num_temperatures
-        batch_size = int(np.clip(examples / 1000, min(16, num_examples), max(16, num_examples // 100)))
-        measured = min(num_examples, 20 * batch_size)
-        per_step, fixed = batch_size + (batch_size + measured) / 128, 8 * observed + 5 * (batch_size + measured)
-        num_steps = 8 * max(2, int((examples - fixed) / per_step / 8))
-        if grid is None:
-            cold = max(coldest, 0.5 / (4 * num_steps * batch_size * ratio))
-            grid = np.geomspace(cold, max(16 * cold, 8 / num_examples), num_temperatures)
+    # A step visits S examples, and half as many for the friction. A measurement of the variance visits up to 10·S, and
+    # of the load of the friction 34·S; there are nine, and four records.
+    training_cost = training_steps * min(128, num_examples) + min(10_000, num_examples) + observed
+    examples = (epochs * num_examples - training_cost) / num_temperatures - 4 * observed
+    batch_size = int(np.clip(examples / 1200, min(16, num_examples), max(16, num_examples // 100)))
+    measured = min(num_examples, 10 * batch_size)
+    per_step, fixed = batch_size + batch_size // 2, 9 * (measured + 34 * batch_size)
+    num_steps = 8 * max(2, int((examples - fixed) / per_step / 8))
+    if grid is None:
+        cold = max(coldest, 0.5 / (4 * num_steps * batch_size * ratio))
+        grid = np.geomspace(cold, max(16 * cold, 8 / num_examples), num_temperatures)
+    sampler = BalancedLangevin(
+        potential,
+        dataset,
+        batch_size=batch_size,
+        friction_batch_size=batch_size // 2,  # batches are small, and fewer examples would ask for heavier masses
+        temperature_ratio=ratio,
+        refresh_every=num_steps // 4,
+        max_refresh_interval=num_steps // 4,
+        num_warmup=num_steps // 8,  # the masses are fixed at the first refresh from there: after a quarter of the steps
+        variance_examples=measured,
+        mass_floor=0.1,  # at 0.01, chains on FashionMNIST did not stay finite
+    )
+    with _expected_failures():
         result = sample(
-            PseudoLangevin(
-                potential,
-                dataset,
-                batch_size=batch_size,
-                temperature_ratio=ratio,
-                reset_probability=0.0,
-                refresh_every=128,
-                max_refresh_interval=128,
-                warmup_refreshes=4,
-                variance_examples=measured,
-                variance_block=20,
-                variance_max_batches=20,
-                mass_floor=0.1,  # at 0.01, chains on FashionMNIST did not stay finite
-            ),
+            sampler,
             start,
             temperatures=grid.tolist(),
-            num_steps=num_steps,
+            num_warmup=num_steps // 2,
+            num_steps=num_steps // 2,
             record_every=num_steps // 8,
             observe_examples=observed,
             key=sampling_key,
@@ -257,7 +263,7 @@ def find_temperature(
     index = int(np.searchsorted(grid, judgement[0] * (1 - 1e-6)))
     if curve["valid"].values[index]:
         start = jax.tree.map(lambda w: w[index, 0], result.weights)
-    cost = training_cost + num_temperatures * round(fixed + num_steps * per_step)
+    cost = training_cost + num_temperatures * round(4 * observed + fixed + num_steps * per_step)
     return TemperatureRange(judgement[0], *judgement, curve, cost, 1 / num_examples, start)
 
 
@@ -299,11 +305,11 @@ def judge(
 
 
 def _curve(result: Result) -> xr.Dataset:
-    """Return the average of each temperature's chain over the second half of the run."""
+    """Return the average of each temperature's chain."""
     trace, valid = result.trace.isel(chain=0), healthy_chains(result.trace)[:, 0]
     if "dead_class" in trace:
         valid = valid & ~trace["dead_class"].isel(draw=-1).any("class").values
-    curve = kept(trace, 0.5).mean("draw", skipna=False)
+    curve = trace.mean("draw", skipna=False)
     sizes = [trees.num_weights(layer) for layer in trees.layers(result.weights).values()]
     hidden = slice(max(1, len(sizes) - 1))
     variance = np.average(curve["gradient_variance"].values[:, hidden], axis=1, weights=sizes[hidden])

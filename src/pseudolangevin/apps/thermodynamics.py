@@ -24,12 +24,10 @@ import xarray as xr
 from scipy import optimize, special
 
 from .. import _trees as trees
-from .._checks import check_integer
-from .._random import as_key
-from .._trees import Array, Key, Weights
+from .._trees import Array, Key, Weights, as_key, check_integer
 from ..chains import check_temperatures, sample
 from ..data.dataset import Dataset
-from ..diagnostics.averages import DEFAULT_DISCARD, Average, Floats, average, chains_at, kept
+from ..diagnostics.averages import DEFAULT_DISCARD, Average, Floats, average, average_by_temperature, chains_at, kept
 from ..gradients import exact_means
 from ..potential import Potential, Prior
 from ..results import Result
@@ -65,11 +63,10 @@ def anneal(
     check_integer("steps_per_level", steps_per_level, minimum=1)
     divisors = (n for n in range(max(1, steps_per_level // 100), steps_per_level + 1) if steps_per_level % n == 0)
     every = next(divisors) if record_every is None else record_every
-    check_integer("record_every", every, minimum=1, maximum=steps_per_level)
-    records = steps_per_level // every
+    records = steps_per_level // max(every, 1)
     keep = records if keep_weights_every is None else keep_weights_every
-    check_integer("keep_weights_every", keep, minimum=1, maximum=records)
     for name, value, total in (("record_every", every, steps_per_level), ("keep_weights_every", keep, records)):
+        check_integer(name, value, minimum=1, maximum=total)
         if total % value:
             raise ValueError(f"{name} = {value} must divide the {total} of a level; choose a divisor")
 
@@ -158,18 +155,16 @@ def _prior_losses(dataset: Dataset, keys: Key, weights: Weights, potential: Pote
     """Return the mean loss of draws from the prior, each as a compensated pair."""
     table: Any = potential.prior if isinstance(potential.prior, Mapping) else {"*": potential.prior}
     priors = jax.tree.leaves(trees.looked_up(weights, table, "prior"))
+    parts = list(zip(trees.named_leaves(weights), priors, strict=True))
 
     def loss(key: Key) -> Array:
-        draws = []
-        for own, (name, leaf), prior in zip(
-            jax.random.split(key, len(priors)), trees.named_leaves(weights), priors, strict=True
-        ):
+        drawn = []
+        for own, ((name, leaf), prior) in zip(jax.random.split(key, len(parts)), parts, strict=True):
             draw = jax.random.normal if prior.kind == "gaussian" else jax.random.laplace
-            draws.append(
-                prior.scale * (draw(own, leaf.shape, leaf.dtype) - prior.deviation(name, jnp.zeros_like(leaf)))
-            )
-        drawn = jax.tree.unflatten(jax.tree.structure(weights), draws)
-        return jnp.stack(exact_means([potential.per_example_loss], drawn, dataset, None)[0])
+            center = -prior.deviation(name, jnp.zeros_like(leaf))
+            drawn.append(prior.scale * (draw(own, leaf.shape, leaf.dtype) + center))
+        sample = jax.tree.unflatten(jax.tree.structure(weights), drawn)
+        return jnp.stack(exact_means([potential.per_example_loss], sample, dataset, None)[0])
 
     return jax.lax.map(loss, keys, batch_size=16)
 
@@ -193,13 +188,13 @@ def learning_coefficient(result: Result, center: Weights, *, discard: float = DE
     lowest = float(np.float64(loss.high) + np.float64(loss.low))
     trace = kept(result.trace, discard)
     temperatures = trace["temperature"].values
-    means = [average(chains_at(trace["loss"], trace, index)) for index in range(len(temperatures))]
+    means = average_by_temperature(trace["loss"], trace)
+    mean, error, effective = np.transpose(means)
     columns = {
-        "learning_coefficient": [(m.mean - lowest) / t for m, t in zip(means, temperatures, strict=True)],
-        "learning_coefficient_error": [m.standard_error / t for m, t in zip(means, temperatures, strict=True)],
-        "effective_samples": [m.effective_samples for m in means],
+        "learning_coefficient": (mean - lowest) / temperatures,
+        "learning_coefficient_error": error / temperatures,
     }
-    return _dataset(temperatures, columns)
+    return _dataset(temperatures, columns | {"effective_samples": effective})
 
 
 def _levels(results: Result | Sequence[Result], discard: float) -> list[tuple[float, Floats]]:
@@ -238,7 +233,8 @@ def _table(levels: list[tuple[float, Floats]]) -> xr.Dataset:
         log_z.append(log_z[-1] + change)
         errors.append(_error(series))
         entropy_errors.append(_error([*series[:-1], cold_series + cold / cold_t]))
-        overlaps.append(_overlap(gap, hot, cold))
+        thin = [np.ravel(draws)[:: max(1, draws.size // 1000)] for draws in (hot, cold)]
+        overlaps.append(np.exp(np.minimum(0.0, gap * (thin[1][:, None] - thin[0]))).mean())  # acceptance of a swap
     columns = {
         "energy": np.asarray([e.mean for e in energies]),
         "energy_error": [e.standard_error for e in energies],
@@ -284,12 +280,6 @@ def _bennett(hot: Floats, cold: Floats, hot_average: Average, cold_average: Aver
 
 def _error(series: Sequence[Floats]) -> float:
     return math.sqrt(sum(average(draws).standard_error ** 2 for draws in series if np.ptp(draws) > 0))
-
-
-def _overlap(gap: float, hot: Floats, cold: Floats) -> float:
-    """Return the mean acceptance of swaps between the two temperatures."""
-    thin = [np.ravel(draws)[:: max(1, draws.size // 1000)] for draws in (hot, cold)]
-    return float(np.exp(np.minimum(0.0, gap * (thin[1][:, None] - thin[0]))).mean())
 
 
 def _dataset(temperatures: Any, columns: dict[str, Any]) -> xr.Dataset:

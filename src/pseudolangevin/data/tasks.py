@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import check_integer, check_interval
-from .._trees import Array, Key
+from .._trees import Array, Key, check_integer, check_interval
 from .dataset import Dataset
 
 PARTS = (("train-images", 3), ("train-labels", 1), ("t10k-images", 3), ("t10k-labels", 1))  # files and numbers of axes
@@ -82,11 +81,10 @@ def _spins(key: Key, probability_of_minus: float, shape: tuple[int, ...]) -> Arr
 
 
 class Splits(NamedTuple):
-    """Training, validation and test images."""
+    """Training, validation and test images; no validation images if none were set aside."""
 
     train: Dataset
     validation: Dataset | None
-    """Validation images; None if none were set aside."""
     test: Dataset
 
 
@@ -125,7 +123,7 @@ def fashion_mnist(
         remedy = "give the folder with its four IDX files, or allow the download (download = true)"
         package = "install the Debian package dataset-fashion-mnist"
         raise ValueError(f"FashionMNIST is not in {DEBIAN_FOLDER}: {package}, {remedy}")
-    return _splits(key, read_folder(folder, sha256=CONTENTS_SHA256), projected, dimension, num_validation)
+    return _splits(key, _read_folder(folder, sha256=CONTENTS_SHA256), projected, dimension, num_validation)
 
 
 def idx(
@@ -149,69 +147,50 @@ def idx(
         num_validation: number of training images, taken from the end, that are set aside for validation.
     """
     check_integer("num_classes", num_classes, minimum=2, maximum=256, remedy="labels are bytes")
-    return _splits(key, read_folder(folder, num_classes=num_classes), projected, dimension, num_validation)
+    return _splits(key, _read_folder(folder, num_classes), projected, dimension, num_validation)
 
 
-def _splits(key: Key, files: IdxFiles, projected: bool, dimension: int, num_validation: int) -> Splits:
-    num_images, remedy = len(files.train_images), "leave images to train on"
-    check_integer("num_validation", num_validation, minimum=0, maximum=num_images - 1, remedy=remedy)
+def _splits(key: Key, arrays: list[np.ndarray], projected: bool, dimension: int, num_validation: int) -> Splits:
+    images, labels, test_images, test_labels = arrays
+    check_integer("num_validation", num_validation, minimum=0, maximum=len(images) - 1, remedy="leave some to train on")
     check_integer("dimension", dimension, minimum=1)
-    pixels = [images.reshape(len(images), -1) for images in (files.train_images, files.test_images)]
+    pixels = [each.reshape(len(each), -1) for each in (images, test_images)]
     if projected:
         # Sums of up to 65 536 bytes are integers below 2²⁴, exact in float32 in whatever order they are added.
         exact: Any = np.float32 if pixels[0].shape[1] <= 2**16 else np.float64
         projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), exact)
-        inputs = [np.sign(images.astype(exact) @ projection).astype(np.int8) for images in pixels]
+        inputs = [np.sign(each.astype(exact) @ projection).astype(np.int8) for each in pixels]
     else:
-        inputs = [images.astype(np.float32) / np.float32(255) for images in pixels]
-    labels, test_labels = files.train_labels.astype(np.int32), files.test_labels.astype(np.int32)
-    num_train = num_images - num_validation
-    held_out = Dataset(inputs[0][num_train:], labels[num_train:]) if num_validation else None
-    return Splits(Dataset(inputs[0][:num_train], labels[:num_train]), held_out, Dataset(inputs[1], test_labels))
+        inputs = [each.astype(np.float32) / np.float32(255) for each in pixels]
+    classes, num_train = labels.astype(np.int32), len(images) - num_validation
+    held_out = Dataset(inputs[0][num_train:], classes[num_train:]) if num_validation else None
+    train = Dataset(inputs[0][:num_train], classes[:num_train])
+    return Splits(train, held_out, Dataset(inputs[1], test_labels.astype(np.int32)))
 
 
-class IdxFiles(NamedTuple):
-    """The four arrays of an IDX data set: images (example, row, column) and labels (example,), unsigned bytes."""
+def read_idx(path: Path, num_axes: int, sha256: str | None = None) -> np.ndarray:
+    """Return the unsigned bytes in an IDX file, gzipped or not.
 
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
-
-
-def read_idx(path: str | Path, *, sha256: str | None = None) -> np.ndarray:
-    """Return the array in an IDX file, gzipped or not, in the machine's byte order.
-
-    The format is: 0 0 type ndim | size of every axis, 4 bytes each, big-endian | the numbers, big-endian. The hash of
-    the uncompressed contents is compared with `sha256`.
+    The format is: 0 0 8 num_axes | size of every axis, 4 bytes each, big-endian | the bytes. The hash of the
+    uncompressed contents is compared with `sha256`.
     """
     try:
-        content = Path(path).read_bytes()
+        content = path.read_bytes()
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is a damaged gzip file: {error}; fetch it again") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}; give the path of an IDX file") from None
-    except MemoryError:
-        raise ValueError(f"{path} does not fit into memory; is it the right file?") from None
-    magic = content[:4]
-    types = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in types or magic[3] == 0:
-        raise ValueError(f"{path} is not an IDX file (it begins with the bytes {magic.hex(' ') or 'of nothing'})")
-    dtype, start = np.dtype(types[magic[2]]), 4 + 4 * magic[3]
-    if len(content) < start:
-        raise ValueError(f"{path} is truncated within its header; fetch it again")
-    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
-    size, present = math.prod(shape) * dtype.itemsize, len(content) - start
-    if size == 0:
-        raise ValueError(f"{path} holds nothing: its shape is {shape}")
-    if present < size:
-        raise ValueError(f"{path} is truncated: {present} of {size} bytes of data; fetch it again")
-    if present > size:
-        raise ValueError(f"{path} goes on after its {size} bytes of data; fetch it again")
+    except (OSError, MemoryError) as error:
+        raise ValueError(f"{path} cannot be read: {error or 'it does not fit into memory'}; fetch it again") from None
+    if content[:4] != bytes([0, 0, 8, num_axes]):
+        expected = f"an IDX file of unsigned bytes with {num_axes} axes, which begins with 00 00 08 0{num_axes}"
+        raise ValueError(f"{path} is not {expected}: it begins with {content[:4].hex(' ') or 'nothing'}")
+    start = 4 + 4 * num_axes
+    shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
+    if not (present := len(content) - start) == math.prod(shape) > 0:
+        raise ValueError(f"{path} has {max(present, 0)} bytes of data for the shape {shape}; fetch it again")
     if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise ValueError(f"{path} has the wrong checksum: sha256 of its contents is {found}, not {sha256}")
-    return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def find_file(folder: str | Path, part: str, num_axes: int) -> Path | None:
@@ -220,34 +199,29 @@ def find_file(folder: str | Path, part: str, num_axes: int) -> Path | None:
     return next((path for name in names if (path := Path(folder, name)).is_file()), None)
 
 
-def read_folder(folder: str | Path, *, num_classes: int = 10, sha256: Mapping[str, str] | None = None) -> IdxFiles:
-    """Return the four arrays of a data set, checked against each other and, by part, against checksums."""
+def _read_folder(
+    folder: str | Path, num_classes: int = 10, sha256: Mapping[str, str] | None = None
+) -> list[np.ndarray]:
+    """Return images and labels, then test images and test labels, checked against each other and checksums."""
     if not Path(folder).is_dir():
         raise ValueError(f"folder = {str(folder)!r} is not a folder; give the one with the IDX files")
     arrays = []
     for part, num_axes in PARTS:
-        path = find_file(folder, part, num_axes)
-        if path is None:
+        if (path := find_file(folder, part, num_axes)) is None:
             raise ValueError(f"{Path(folder, f'{part}-idx{num_axes}-ubyte')}, plain or with .gz, is missing")
-        array = read_idx(path, sha256=(sha256 or {}).get(part))
-        if array.dtype != np.uint8 or array.ndim != num_axes:
-            expected = f"{part} are unsigned bytes with {num_axes}"
-            raise ValueError(f"{path} holds {array.dtype} with {array.ndim} axes; {expected}")
-        arrays.append(array)
-    files = IdxFiles(*arrays)
-    for prefix, images, labels in (("train", *files[:2]), ("t10k", *files[2:])):
+        arrays.append(read_idx(path, num_axes, (sha256 or {}).get(part)))
+    for prefix, images, labels in (("train", arrays[0], arrays[1]), ("t10k", arrays[2], arrays[3])):
         if len(images) != len(labels):
             raise ValueError(f"{folder}: {len(images)} {prefix} images and {len(labels)} labels; they must be as many")
         if labels.max() >= num_classes:
-            raise ValueError(
-                f"{folder}: {prefix} labels go up to {labels.max()}, and num_classes = {num_classes} allows "
-                f"0 … {num_classes - 1}; raise num_classes, or fetch the file again"
-            )
-    sizes = files.train_images.shape[1:], files.test_images.shape[1:]
+            allowed = f"num_classes = {num_classes} allows 0 … {num_classes - 1}"
+            remedy = "raise num_classes, or fetch the file again"
+            raise ValueError(f"{folder}: {prefix} labels go up to {labels.max()}, and {allowed}; {remedy}")
+    sizes = arrays[0].shape[1:], arrays[2].shape[1:]
     if sizes[0] != sizes[1]:
         found = f"train images are {sizes[0]} and t10k images {sizes[1]} pixels"
         raise ValueError(f"{folder}: {found}; they must be of one size")
-    return files
+    return arrays
 
 
 def _download(folder: str | Path | None) -> Path:

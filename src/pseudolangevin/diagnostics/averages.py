@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from .._checks import check_interval
+from .._trees import check_interval
 from ..samplers.base import HEALTHY
 
 Floats = NDArray[np.float64]

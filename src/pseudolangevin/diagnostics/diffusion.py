@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _trees as trees
-from .._checks import check_integer, check_positive
-from .._trees import Array, Weights
+from .._trees import Array, Weights, check_integer, check_positive
 from ..gradients import exact_means
 from ..samplers.base import HEALTHY
 from .averages import Floats, kept
@@ -53,8 +52,8 @@ class Diffusion:
     def at(self, seconds: float) -> Floats:
         """Return d²(Δt)/(N·Δt) at Δt = `seconds`, interpolated; NaN outside of the measured intervals."""
         inside = self.seconds[0] * (1 - 1e-9) <= seconds <= self.seconds[-1] * (1 + 1e-9)
-        found = np.array([np.interp(seconds, self.seconds, row) for row in self.displacement]) / seconds
-        return found if inside else np.full_like(found, math.nan)
+        found = [np.interp(seconds, self.seconds, row) if inside else math.nan for row in self.displacement]
+        return np.array(found) / seconds
 
     def to_dict(self) -> dict[str, list[float]]:
         """Return the curve of the first temperature, ready for JSON."""

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from scipy import special, stats
 
 from .. import _trees as trees
 from .. import masses
-from .._checks import check_integer, check_positive
-from .._random import Stream, as_key, normal_like, stream_key
-from .._trees import Array, Key, Weights
+from .._trees import Array, Key, Stream, Weights, as_key, check_integer, check_positive, normal_like, stream_key
+from ..chains import Run
 from ..gradients import exact_sums
 from .averages import Floats
 
@@ -37,24 +37,27 @@ def draw(sampler: Any, state: Any, key: Key | int, *, num_draws: int = 250, max_
 
     In networks larger than `max_components` a random subset is examined. The paper has 250 draws.
     """
-    variance, ratios = _variance_and_ratios(sampler, state)
     check_integer("num_draws", num_draws, minimum=2)
     key = as_key(key)
-    noisy = np.flatnonzero(variance > 0)
-    chosen = _subset(noisy, max_components, key)
-    deviations = _deviations(sampler, key, state.weights, chosen, num_draws)
-    noise = np.asarray(deviations, np.float64) / np.sqrt(variance[chosen])
-    return NoiseDraws(noise, ratios[chosen], len(variance) - len(noisy))
+    chosen, variance, ratios, num_silent = _noisy(sampler, state, max_components, key)
+    noise = np.asarray(_deviations(sampler, key, state.weights, chosen, num_draws), np.float64) / np.sqrt(variance)
+    return NoiseDraws(noise, ratios, num_silent)
 
 
-def _variance_and_ratios(sampler: Any, state: Any) -> list[Floats]:
-    """Return the current 𝒱_i and 𝒯_i of every component as vectors; raise for samplers that do not measure 𝒱."""
+def _noisy(sampler: Any, state: Any, size: int, key: Key) -> tuple[np.ndarray, Floats, Floats, int]:
+    """Return at most `size` components with noise, their 𝒱_i and 𝒯_i, and the number of components without noise.
+
+    Raise for samplers that do not measure 𝒱.
+    """
     if not sampler.refreshes or not hasattr(state, "gradient_variance"):
         raise ValueError(f"sampler = {sampler.name} does not measure mini-batch noise; use pseudo_langevin")
     ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **sampler.dynamics)
     both = (state.gradient_variance, ratios)
     full = [jax.tree.map(lambda v, w: jnp.broadcast_to(v, w.shape), tree, state.weights) for tree in both]
-    return [np.asarray(trees.ravel(tree), np.float64) for tree in full]
+    variance, ratio = (np.asarray(trees.ravel(tree), np.float64) for tree in full)
+    noisy = np.flatnonzero(variance > 0)
+    chosen = _subset(noisy, size, key)
+    return chosen, variance[chosen], ratio[chosen], len(variance) - len(noisy)
 
 
 def _subset(components: np.ndarray, size: int, key: Key) -> np.ndarray:
@@ -80,10 +83,7 @@ def _deviations(sampler: Any, key: Key, weights: Weights, components: Array, num
 
 def ks_fraction(noise: Floats) -> float:
     """Return the share of components whose KS test against N(0, 1) has p > 0.05: 0.95 for noise N(0, 𝒱)."""
-    from scipy import special, stats  # noqa: PLC0415
-
-    ordered = special.ndtr(np.sort(noise, axis=0))
-    num = len(ordered)
+    ordered, num = special.ndtr(np.sort(noise, axis=0)), len(noise)
     steps = np.arange(1, num + 1)[:, None] / num
     distances = np.maximum((steps - ordered).max(axis=0), (ordered - steps + 1 / num).max(axis=0))
     return float(np.mean(distances < stats.kstwo.isf(0.05, num)))
@@ -123,8 +123,6 @@ def noise_study(
     Every `measure_every` steps, `num_draws` mini-batches are drawn. Correlations are computed among `num_correlated`
     components, and the autocorrelation up to `max_lag` from the next `num_consecutive` steps.
     """
-    from ..chains import Run  # noqa: PLC0415
-
     check_positive("temperature", temperature)
     check_integer("measure_every", measure_every, minimum=1, maximum=num_steps, remedy="measure at least once")
     check_integer("max_lag", max_lag, minimum=0, maximum=num_consecutive - 1, remedy="raise num_consecutive")
@@ -138,7 +136,12 @@ def noise_study(
         chosen = _subset(np.arange(draws.noise.shape[1]), num_correlated, measure_key)
         seed = np.asarray(jax.random.key_data(measure_key)).ravel()
         white = np.random.default_rng(seed).standard_normal((num_draws, len(chosen)))
-        elements = [_correlations(noise) for noise in _kinds(draws.noise[:, chosen], white, draws.ratios[chosen])]
+        # Elements C_ij, i < j, of the correlation matrices, without components that no draw moved.
+        kinds = (
+            noise[:, np.ptp(noise, axis=0) > 0] for noise in _kinds(draws.noise[:, chosen], white, draws.ratios[chosen])
+        )
+        matrices = (np.atleast_2d(np.corrcoef(noise, rowvar=False)) for noise in kinds)
+        elements = [matrix[np.triu_indices(len(matrix), 1)] for matrix in matrices]
         series = consecutive_noise(sampler, state, num_consecutive, num_correlated, measure_key)
         centred = [noise - noise.mean(axis=0) for noise in series]
         memory = [[np.mean(x[lag:] * x[: num_consecutive - lag]) for lag in range(max_lag + 1)] for x in centred]
@@ -154,12 +157,6 @@ def _kinds(minibatch: Floats, white: Floats, ratios: Floats) -> tuple[Floats, Fl
     return minibatch, white, np.sqrt(ratios) * minibatch + np.sqrt(np.maximum(1 - ratios, 0.0)) * white
 
 
-def _correlations(noise: Floats) -> Floats:
-    """Return the elements C_ij, i < j, of the correlation matrix, without components that no draw moved."""
-    matrix: Floats = np.atleast_2d(np.corrcoef(noise[:, np.ptp(noise, axis=0) > 0], rowvar=False))
-    return matrix[np.triu_indices(len(matrix), 1)]
-
-
 def consecutive_noise(
     sampler: Any, state: Any, num_steps: int, num_components: int, key: Key
 ) -> tuple[Floats, Floats, Floats]:
@@ -167,10 +164,9 @@ def consecutive_noise(
 
     Silent components are left out; `num_components` of the others are chosen at random.
     """
-    variance, ratios = _variance_and_ratios(sampler, state)
-    chosen = _subset(np.flatnonzero(variance > 0), num_components, key)
+    chosen, variance, ratios, _ = _noisy(sampler, state, num_components, key)
     deviations, white = (np.asarray(x, np.float64) for x in _noise_of_steps(sampler, state, chosen, num_steps))
-    return _kinds(deviations / np.sqrt(variance[chosen]), white, ratios[chosen])
+    return _kinds(deviations / np.sqrt(variance), white, ratios)
 
 
 @partial(jax.jit, static_argnums=3)

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .._checks import check_choice
+from .._trees import check_choice
 from .results import Reproduction
 
 MODULES = {
@@ -48,11 +48,8 @@ def reproduce(names: str | Sequence[str], scale: str, out: Path, max_seconds: fl
     for name in chosen:
         path, _, attribute = MODULES[name].partition(".")
         module: Any = import_module(f".{path}", __package__)
-        module = getattr(module, attribute) if attribute else module
-        made = Reproduction(name, scale, module, out, remaining)
-        module.measure(module.SETTINGS[scale], made, out)
-        made.write()
-        made.draw()
-        print(f"{made}\n{out / name}.json, {out / name}.png ({made.seconds:.0f} s)", flush=True)
-        remaining, failed, left = made.remaining, failed or not made.passed, left or bool(made.left)
+        made = Reproduction(name, scale, getattr(module, attribute) if attribute else module, out, remaining)
+        made.run(out)
+        remaining, left = made.remaining, left or bool(made.left)
+        failed = failed or not all(row.passed for row in made.rows)
     return 130 if left else int(failed)

@@ -16,9 +16,8 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import balanced_langevin, hybrid_monte_carlo, pseudo_langevin
-from .results import COLORS, LABELS, Row, difference, draw_legend, known_average, read_average, row
-from .spins import Chains, chains, described, near_equilibrium, spin_task
+from .results import COLORS, LABELS, Row, averages_by_name, difference, draw_legend, known_average, row
+from .spins import SAMPLERS, Chains, chains, described, near_equilibrium, spin_task
 
 
 class Size(NamedTuple):
@@ -31,33 +30,40 @@ class Size(NamedTuple):
     hybrid: Chains
 
     @property
-    def num_weights(self) -> int:
-        """Number of weights, N."""
-        return 201 * self.hidden_units + 1_110
+    def name(self) -> str:
+        """Name of the part."""
+        return f"N = {201 * self.hidden_units + 1_110}"
 
 
-def _size(hidden_units: int, seconds: float, langevin: Chains, balanced: Chains, moves: Any) -> Size:
-    """Return a size; `moves` are the seconds of hMC, leapfrog steps, time step, warm-up moves and chunk size."""
-    names = ("num_leapfrog_steps", "time_step", "warmup_moves", "chunk_size")
-    hybrid = Chains(10_000, 1, moves[0], dict(zip(names, moves[1:], strict=True)))
-    return Size(hidden_units, seconds, langevin, balanced, hybrid)
+def _moves(seconds: float, num_steps: int, time_step: float, warmup: int, chunk_size: int) -> Chains:
+    options = {"num_leapfrog_steps": num_steps, "time_step": time_step, "warmup_moves": warmup}
+    return chains(10_000, 1, seconds, chunk_size=chunk_size, **options)
 
 
-def _settings(temperature: float, *sizes: Size) -> dict[str, Any]:
-    return {"temperature": temperature, "sizes": sizes, "seed": 0}
+def _small(hidden_units: int) -> Size:
+    return Size(hidden_units, 20, chains(8_000, 100, 40), chains(4_000, 50, 30), _moves(30, 50, 1.0, 20, 5_000))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "paper": _settings(
-        1e-6,
-        _size(5_000, 25, chains(8_192, 512, 12), chains(6_144, 512, 14, batch_size=50_305), (28, 5, 1.0, 3, 20_480)),
-        _size(50, 15, chains(200_000, 2_000, 10), chains(40_000, 400, 10), (12, 200, 5.0, 10, 55_800)),
-        _size(500, 15, chains(60_000, 1_000, 12), chains(20_000, 400, 12, batch_size=5_080), (20, 50, 5.0, 6, 55_800)),
-    ),
-    "smoke": _settings(
-        4e-4,
-        *(_size(n, 20, chains(8_000, 100, 40), chains(4_000, 50, 30), (30, 50, 1.0, 20, 5_000)) for n in (3, 6, 12)),
-    ),
+    "paper": {
+        "temperature": 1e-6,
+        "sizes": (
+            Size(50, 15, chains(100_000, 1_000, 15), chains(40_000, 400, 15), _moves(12, 200, 5.0, 10, 55_800)),
+            Size(
+                500,
+                15,
+                chains(40_000, 1_000, 20),
+                chains(20_000, 400, 20, batch_size=5_080),
+                _moves(20, 50, 5.0, 6, 55_800),
+            ),
+            Size(
+                *(5_000, 30, chains(8_192, 512, 20), chains(6_144, 512, 20, batch_size=50_305)),
+                _moves(20, 5, 1.0, 3, 20_480),
+            ),
+        ),
+        "seed": 0,
+    },
+    "smoke": {"temperature": 4e-4, "sizes": tuple(map(_small, (3, 6, 12))), "seed": 0},
 }
 
 
@@ -69,37 +75,33 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
         start = near_equilibrium(task, settings["temperature"], out, size.equilibration_seconds)
         options = {"temperatures": [settings["temperature"]], "num_chains": jax.tree.leaves(start)[0].shape[1]}
         options |= task.measuring
-        langevin = size.langevin.sample(pseudo_langevin, task, start, key=key, **options)
-        balanced = size.balanced.sample(balanced_langevin, task, start, key=key + 1, **options)
-        masses: dict[str, Any] = {"masses": jax.tree.map(lambda m: m[0], balanced.states.masses)}
-        moves = replace(size.hybrid, settings={**size.hybrid.settings, **masses})
-        hybrid = moves.sample(hybrid_monte_carlo, task, balanced.weights, key=key + 2, **options)
+        langevin = size.langevin.sample(SAMPLERS["pL"], task, start, key=key, **options)
+        balanced = size.balanced.sample(SAMPLERS["balanced"], task, start, key=key + 1, **options)
+        masses = jax.tree.map(lambda m: m[0], balanced.states.masses)
+        moves = replace(size.hybrid, settings={**size.hybrid.settings, "masses": masses})
+        hybrid = moves.sample(SAMPLERS["hMC"], task, balanced.weights, key=key + 2, **options)
         # Hybrid Monte Carlo starts at equilibrium: only its warm-up is discarded.
         discard = min(0.9, size.hybrid.settings["warmup_moves"] / hybrid.trace.sizes["draw"])
         return {"hMC": described(hybrid, discard), "pL": described(langevin), "balanced": described(balanced)}
 
     for size in settings["sizes"]:
         seconds = size.equilibration_seconds + sum(x.max_seconds for x in (size.langevin, size.balanced, size.hybrid))
-        parts.measure(f"N = {size.num_weights}", seconds, partial(compare, size))
+        parts.measure(size.name, seconds, partial(compare, size))
 
 
 def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     """Return the averages, and the differences of the samplers from hMC."""
     made: list[Row] = []
     for where, samplers in found.items():
-        averages = {
-            label: {n: read_average(value["averages"][0][n]) for n in LABELS} for label, value in samplers.items()
-        }
-        for label, values in averages.items():
-            for name in LABELS:
-                published = "pL" if label == "pL" else "hMC"
-                known = known_average(int(where[4:]), published, settings["temperature"], name)
+        reference, moves = averages_by_name(samplers["hMC"]), samplers["hMC"]["steps"]
+        reason = f"Hybrid Monte Carlo made {moves} moves only." if moves < 100 else None
+        for label, value in samplers.items():
+            for name, average in averages_by_name(value).items():
+                known = known_average(int(where[4:]), "pL" if label == "pL" else "hMC", settings["temperature"], name)
                 quantity = f"{name} at {where}, {label}"
-                made.append(row(quantity, values[name], published=known, tolerance=0.05, relative=True))
+                made.append(row(quantity, average, published=known, tolerance=0.05, relative=True))
                 if label != "hMC":
-                    moves, chosen = samplers["hMC"]["steps"], (values[name], averages["hMC"][name])
-                    reason = f"Hybrid Monte Carlo made {moves} moves only." if moves < 100 else None
-                    made.append(difference(f"{quantity} over hMC", *chosen, 0.02, reason=reason))
+                    made.append(difference(f"{quantity} over hMC", average, reference[name], 0.02, reason=reason))
     return made
 
 
@@ -107,12 +109,10 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
     """Draw the averages against N; published ones are hollow."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     sizes = sorted(int(where[4:]) for where in found)
-    panels = figure.subplots(1, len(LABELS))
-    for axes, (name, ylabel) in zip(panels, LABELS.items(), strict=True):
+    for axes, (name, ylabel) in zip(figure.subplots(1, len(LABELS)), LABELS.items(), strict=True):
         for color, marker, label in zip(COLORS, "soD", ("hMC", "pL", "balanced"), strict=False):
-            values = [read_average(found[f"N = {n}"][label]["averages"][0][name])[:2] for n in sizes]
-            style = {"color": color, "fmt": f"{marker}-", "ms": 4, "lw": 1}
-            axes.errorbar(sizes, *np.nan_to_num(np.array(values)).T, label=label, **style)
+            values = np.array([averages_by_name(found[f"N = {n}"][label])[name][:2] for n in sizes])
+            axes.errorbar(sizes, *np.nan_to_num(values).T, color=color, fmt=f"{marker}-", ms=4, lw=1, label=label)
             known = [known_average(n, label, settings["temperature"], name) for n in sizes]
             if np.isfinite(known).any():
                 axes.plot(sizes, known, marker, mfc="none", ms=9, color=color, label=f"{label}, published")

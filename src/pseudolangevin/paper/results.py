@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from .. import __version__
 from ..diagnostics.averages import Average, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METHODS = {"hMC": "hybrid_monte_carlo", "pL": "pseudo_langevin"}
 LABELS = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#b8860b")
 
@@ -34,9 +34,7 @@ class Row:
     published_scaled: float | None  # published value times the ratio of the ideal losses of the two data sets
     measured: float
     standard_error: float | None
-    tolerance: (
-        float | None
-    )  # largest accepted deviation from the scaled published value, or from zero; None: not judged
+    tolerance: float | None  # largest accepted deviation from the (scaled) published value, or from zero
     passed: bool
     reason: str | None = None  # why the row fails, one sentence
 
@@ -49,17 +47,14 @@ def row(
     scaled: float | None = None,
     tolerance: float | None = None,
     relative: bool = False,
-    target: float | None = None,
     at_least: float | None = None,
-    or_lower: bool = False,
     reason: str | None = None,
 ) -> Row:
     """Return a row with its verdict; a measured value that is not finite never passes.
 
-    The tolerance is the largest accepted deviation from `target`, by default the scaled published value, the published
-    one, or zero where there is none. A `relative` tolerance is a fraction of that value; a row without one is then not
-    judged. With `or_lower` only larger values fail. The smallest accepted value, `at_least`, is added to the name. The
-    reason is kept if the row fails.
+    The tolerance is the largest accepted deviation from the scaled published value, the published one, or zero where
+    there is none. A `relative` tolerance is a fraction of that value; a row without one is then not judged. The
+    smallest accepted value, `at_least`, is added to the name. The reason is kept if the row fails.
     """
     value, error = (measured.mean, measured.standard_error) if isinstance(measured, Average) else (measured, math.nan)
     value = float(value)
@@ -67,15 +62,20 @@ def row(
     known = published if scaled is None else scaled
     if tolerance is not None and relative:
         tolerance = None if known is None else tolerance * abs(known)
-    deviation = value - (target if target is not None else known or 0.0)
-    deviation = deviation if or_lower else abs(deviation)
-    passed = math.isfinite(value) and (tolerance is None or deviation <= tolerance)
+    passed = math.isfinite(value) and (tolerance is None or abs(value - (known or 0.0)) <= tolerance)
     if at_least is not None:
         quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
     if not math.isfinite(value):
         reason = "There is no value: the chain stopped, lost a class, or was too short."
     error_or_none = error if math.isfinite(error) else None
     return Row(quantity, published, scaled, value, error_or_none, tolerance, passed, None if passed else reason)
+
+
+def difference(quantity: str, value: Average, reference: Average, limit: float | None, **options: Any) -> Row:
+    """Return the row of a relative difference between two samplers."""
+    error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
+    found = Average(value.mean / reference.mean - 1, error, math.nan)
+    return row(f"{quantity}, minus one", found, tolerance=limit, **options)
 
 
 def scatter(values: np.ndarray) -> Average:
@@ -90,11 +90,6 @@ def rise(curve: np.ndarray) -> float:
     return float(blocks[-1] - min(blocks))
 
 
-def number(value: Any) -> float:
-    """Return a number of a JSON file; NaN for null."""
-    return math.nan if value is None else float(value)
-
-
 def numbers(values: Any) -> np.ndarray:
     """Return numbers of a JSON file as an array, NaN for null."""
     return np.array(values, np.float64)
@@ -102,7 +97,18 @@ def numbers(values: Any) -> np.ndarray:
 
 def read_average(value: Mapping[str, Any]) -> Average:
     """Return an average from a JSON file."""
-    return Average(*(number(value[name]) for name in Average._fields))
+    return Average(*(float(numbers(value[name])) for name in Average._fields))
+
+
+def averages_by_name(value: Mapping[str, Any], index: int = 0, names: Iterable[str] = LABELS) -> dict[str, Average]:
+    """Return averages of described chains at one temperature."""
+    return {name: read_average(value["averages"][index][name]) for name in names}
+
+
+def alive_at(found: Mapping[str, Any], index: int = 0) -> np.ndarray:
+    """Return which chains of one temperature kept every class, or all chains if none did."""
+    dead = np.array(found["dead"][index], bool)
+    return dead | True if dead.all() else ~dead
 
 
 def adam_rows(
@@ -113,24 +119,16 @@ def adam_rows(
     `found` describes the trainings, `published` holds the published numbers; the tolerance is that of the early-stopped
     error where this is published.
     """
-    steps, errors, best_steps = found["step"], numbers(found["test_error"][0]), found["best_step"][0]
-    alive = usable(found)
-    at = [steps.index(step) if step in steps else None for step in best_steps]
-    early = [math.nan if i is None else e[i] for e, i, ok in zip(errors, at, alive, strict=True) if ok]
-    best, late = scatter(np.array(early)), scatter(errors[alive, -1])
-    known = published.get("adam_best_test_error")
+    errors = numbers(found["test_error"][0])[alive_at(found)]
+    at = np.array(found["best_step"][0])[alive_at(found), None] == np.array(found["step"])
+    best = scatter(np.where(at.any(axis=1), np.sum(errors * at, axis=1), math.nan))  # no record of the start
+    late, known = scatter(errors[:, -1]), published.get("adam_best_test_error")
     judged = None if known is None else tolerance
     return best, [
         row("test error of Adam, stopped early", best, published=known, tolerance=judged),
         row("test error of Adam at the end of its run", late, published=published.get("adam_late_test_error")),
         row("rise of the test error after its minimum, Adam", late.mean - best.mean, at_least=overfitting),
     ]
-
-
-def usable(found: Mapping[str, Any]) -> np.ndarray:
-    """Return which chains of the first temperature kept every class, or all chains if none did."""
-    dead = np.array(found["dead"][0], bool)
-    return dead | True if dead.all() else ~dead
 
 
 class Reproduction:
@@ -143,10 +141,11 @@ class Reproduction:
         old = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
         self._parts: dict[str, Any] = old.get("parts", {})
         self._reasons = {r["quantity"]: r.get("reason") for r in old.get("rows", [])}
-        versions = {name: metadata.version(name) for name in ("pseudolangevin", "jax", "jaxlib", "numpy")}
-        provenance = {"device": jax.devices()[0].device_kind, "versions": versions, "settings": _plain(self._settings)}
-        self._provenance = old["provenance"] if self._parts else provenance
-        self._other = (old.get("scale", scale), self._provenance["settings"]) != (scale, provenance["settings"])
+        versions = {"pseudolangevin": __version__, **{n: metadata.version(n) for n in ("jax", "jaxlib", "numpy")}}
+        new = {"device": jax.devices()[0].device_kind, "versions": versions, "seed": self._settings["seed"]}
+        new["settings"] = _plain(self._settings)
+        self._provenance = old["provenance"] if self._parts else new
+        self._other = (old.get("scale", scale), self._provenance["settings"]) != (scale, new["settings"])
 
     def measure(self, part: str, seconds: float, make: Callable[[], Mapping[str, Any]]) -> Any:
         """Return the value of a part, from the file or measured and then written; None if its time is not left.
@@ -175,30 +174,15 @@ class Reproduction:
         return {name: part["value"] for name, part in self._parts.items()}
 
     @property
-    def seconds(self) -> float:
-        """Time of all measured parts."""
-        return sum(part["seconds"] for part in self._parts.values())
-
-    @property
     def rows(self) -> list[Row]:
         """Rows of the measured parts; a failing row without a reason has that of the file, where one was added."""
         made = self._module.rows(self.found, self._settings)
         return [r if r.passed or r.reason else replace(r, reason=self._reasons.get(r.quantity)) for r in made]
 
-    @property
-    def passed(self) -> bool:
-        """Whether every row passes."""
-        return all(r.passed for r in self.rows)
-
     def write(self) -> None:
         """Write NAME.json, with one line for each part."""
-        provenance = {
-            **{name: self._provenance[name] for name in ("device", "versions")},
-            "seed": self._settings["seed"],
-            "settings": self._provenance["settings"],
-            "seconds": round(self.seconds, 1),
-            "parts_left": self.left,
-        }
+        seconds = round(sum(part["seconds"] for part in self._parts.values()), 1)
+        provenance = self._provenance | {"seconds": seconds, "parts_left": self.left}
         content = {"name": self.name, "scale": self.scale, "rows": self.rows, "provenance": provenance}
         text = json.dumps(_plain(content), indent=1, allow_nan=False).removesuffix("\n}")
         lines = [f"  {json.dumps(name)}: {json.dumps(part, allow_nan=False)}" for name, part in self._parts.items()]
@@ -206,10 +190,13 @@ class Reproduction:
         new.write_text(text + ',\n "parts": {\n' + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
         new.replace(self._path)
 
-    def draw(self) -> None:
-        """Write NAME.png, which takes longer."""
+    def run(self, out: Path) -> None:
+        """Measure the parts that are left, write NAME.json and NAME.png, and print the rows."""
+        self._module.measure(self._settings, self, out)
+        self.write()
         if self._parts:
             self._module.draw(self.found, self._settings).savefig(self._path.with_suffix(".png"), dpi=150)
+        print(f"{self}\n{self._path}, {self._path.with_suffix('.png')}", flush=True)
 
     def __str__(self) -> str:
         """Return the rows as text, one a line."""
@@ -225,7 +212,7 @@ class Reproduction:
 def _plain(value: Any, digits: int | None = None) -> Any:
     """Return numbers, strings, lists and dictionaries ready for JSON; numbers that are not finite become None."""
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain({f.name: getattr(value, f.name) for f in fields(value)}, digits)
+        value = {name: getattr(value, name) for name in value.__dataclass_fields__}
     value = value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(value, Mapping):
         return {str(name): _plain(item, digits) for name, item in value.items()}
@@ -262,23 +249,10 @@ class PublishedAverages:
 
 
 def published_table(section: str, num_weights: int | None) -> dict[str, PublishedAverages]:
-    """Return the published averages of a section by sampler ("hMC", "pL"); none for a network of another size.
-
-    Columns have the names of our observables; `gradient_variance` is the mean over the first two layers.
-    """
+    """Return the published averages of a section by sampler ("hMC", "pL"); none for a network of another size."""
     table = published_numbers()[section]
-    names = {"train_error": "error", "mean_gradient_variance_first_two_layers": "gradient_variance"}
-    names |= {"equilibrium_test_error": "test_error", "equilibrium_train_error": "error"}
-    found = {}
-    for label, method in METHODS.items():
-        if num_weights == table["num_weights"] and method in table:
-            lines = [list(column) for column in zip(*sorted(table[method]), strict=True)]
-            columns = dict(zip([names.get(name, name) for name in table["columns"]], lines, strict=True))
-            temperatures = columns.pop("temperature")
-            values = {name: column for name, column in columns.items() if not name.endswith("_std")}
-            deviations = {name[:-4]: column for name, column in columns.items() if name.endswith("_std")}
-            found[label] = PublishedAverages(f"published {label}", temperatures, values, deviations)
-    return found
+    same = [label for label in ("hMC", "pL") if label in table and num_weights == table["num_weights"]]
+    return {label: PublishedAverages(f"published {label}", **table[label]) for label in same}
 
 
 def published_value(section: str, num_weights: int, label: str, temperature: float, name: str) -> float | None:
@@ -309,13 +283,6 @@ def known_average(num_weights: int, label: str, temperature: float, name: str) -
     sections = ("thermodynamics", "generalization")
     found = [published_value(s, num_weights, label, temperature, name) for s in sections]
     return next((value for value in found if value is not None), math.nan)
-
-
-def difference(quantity: str, value: Average, reference: Average, limit: float | None, **options: Any) -> Row:
-    """Return the row of a relative difference between two samplers."""
-    error = math.hypot(value.standard_error / value.mean, reference.standard_error / reference.mean)
-    found = Average(value.mean / reference.mean - 1, error, math.nan)
-    return row(f"{quantity}, minus one", found, tolerance=limit, target=0.0, **options)
 
 
 def draw_legend(figure: Figure) -> None:

@@ -27,20 +27,12 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import (
-    Run,
-    Sampler,
-    balanced_langevin,
-    hybrid_monte_carlo,
-    minibatch_hybrid_monte_carlo,
-    naive_pseudo_langevin,
-    pseudo_langevin,
-)
+from .. import Run, Sampler, minibatch_hybrid_monte_carlo, naive_pseudo_langevin
 from .._trees import Weights
 from ..diagnostics.averages import Average
-from ..diagnostics.diffusion import Diffusion, MeasuredDiffusion, measure_diffusion
-from .results import COLORS, Row, draw_legend, number, numbers, published_numbers, read_average, row
-from .spins import Task, near_equilibrium, spin_task
+from ..diagnostics.diffusion import MeasuredDiffusion, measure_diffusion
+from .results import COLORS, Row, draw_legend, numbers, published_numbers, read_average, row
+from .spins import SAMPLERS, Task, near_equilibrium, spin_task
 
 
 @dataclass(frozen=True)
@@ -69,13 +61,13 @@ class Case:
         """
         options: dict[str, Any] = {"temperatures": [self.temperature], "chunk_size": self.chunk_size}
         run, every, discard = Run(sampler, **options), 1, getattr(sampler, "warmup_moves", None)
-        if sampler.refreshes:
+        if not sampler.refreshes:
+            states = run.start(weights, self.seed)
+        else:
             every = max(50, round(1 / (1 - sampler.momentum_retention**2)))
             often = Run(replace(sampler, refresh_every=every, max_refresh_interval=every), **options)
             states = often.start(weights, self.seed)
             states = measure_diffusion(often, states, every=every, seconds=0, discard_steps=9 * every).states
-        else:
-            states = run.start(weights, self.seed)
         return measure_diffusion(run, states, every=every, seconds=self.seconds, discard_steps=discard)
 
     def speed(self, make: Callable[..., Sampler], out: Path) -> dict[str, Any]:
@@ -85,10 +77,9 @@ class Case:
         weights = jax.tree.map(lambda w: w[0, 0], ends)
         sampler = make(task, weights, self)
         found = self.measure(sampler, weights)
-        names = ("steps", "seconds", "displacement", "standard_error")
         return {
             **{"sampler": sampler.name, "settings": sampler.settings},
-            "curve": {} if found.diffusion is None else {n: getattr(found.diffusion, n) for n in names},
+            "curve": {} if found.diffusion is None else vars(found.diffusion),
             "coefficient": Average(found.coefficient, found.coefficient_error, math.nan),
             "seconds_per_step": found.seconds_per_step,
             "variance_share": found.refresh_seconds / found.seconds if found.seconds else math.nan,
@@ -101,36 +92,34 @@ class Case:
         return {part.removeprefix(start): value for part, value in found.items() if part.startswith(start)}
 
 
-def curve_of(speed: Mapping[str, Any] | None) -> Diffusion | None:
-    """Return the displacements of a sampler; None if it failed or was not measured."""
-    if speed is None or not speed["curve"]:
-        return None
-    return Diffusion(**{name: numbers(value) for name, value in speed["curve"].items()})
-
-
-def ratio(left: Diffusion | None, right: Diffusion | None, *, same_interval: bool = False) -> Average:
+def ratio(left: Mapping[str, Any], right: Mapping[str, Any], *, same_interval: bool = False) -> Average:
     """Return the ratio of two D*, each at its own shortest interval or both at the longer one; NaN if unknown."""
-    if left is None or right is None or not right.coefficient[0] > 0:
+    one, two = (read_average(speed["coefficient"]) for speed in (left, right))
+    if not (math.isfinite(one.mean) and two.mean > 0):
         return Average(math.nan, math.nan, math.nan)
     if same_interval:
-        interval = max(left.seconds[0], right.seconds[0])
-        return Average(float(left.at(interval)[0] / right.at(interval)[0]), math.nan, math.nan)
-    value = float(left.coefficient[0] / right.coefficient[0])
-    errors = (float(d.coefficient_error[0] / d.coefficient[0]) for d in (left, right))
-    return Average(value, value * math.hypot(*errors), math.nan)
+        curves = [
+            (numbers(speed["curve"]["seconds"]), numbers(speed["curve"]["displacement"])[0]) for speed in (left, right)
+        ]
+        interval = max(seconds[0] for seconds, _ in curves)
+        first, second = (np.interp(interval, *curve) for curve in curves)
+        return Average(float(first / second), math.nan, math.nan)
+    value = one.mean / two.mean
+    error = value * math.hypot(one.standard_error / one.mean, two.standard_error / two.mean) if one.mean else math.nan
+    return Average(value, error, math.nan)
 
 
 def pseudo(task: Task, _: Weights, case: Case, *, share: float = 1, **options: Any) -> Sampler:
     """Return pseudo-Langevin with batches of a share of the examples, in percent."""
     size = max(2, round(share / 100 * task.train.num_examples))
     options = {"refresh_every": 1_000, "reset_probability": 0.0} | options
-    return pseudo_langevin(task.potential, task.train, batch_size=size, **options)
+    return SAMPLERS["pL"](task.potential, task.train, batch_size=size, **options)
 
 
 def balanced(task: Task, _: Weights, case: Case, *, ratio: float = 0.1) -> Sampler:
     """Return balanced Langevin with batches of 10 % of the examples, or 1 % for a million weights."""
     size = max(2, task.train.num_examples // (100 if case.hidden_units > 1_000 else 10))
-    return balanced_langevin(task.potential, task.train, batch_size=size, temperature_ratio=ratio)
+    return SAMPLERS["balanced"](task.potential, task.train, batch_size=size, temperature_ratio=ratio)
 
 
 def hybrid(task: Task, _: Weights, case: Case, *, steps: int, minibatch: bool = False) -> Sampler:
@@ -141,7 +130,7 @@ def hybrid(task: Task, _: Weights, case: Case, *, steps: int, minibatch: bool = 
     if minibatch:
         options |= {"time_step": 0.01, "warmup_moves": 20}
         return minibatch_hybrid_monte_carlo(task.potential, task.train, **options)
-    return hybrid_monte_carlo(task.potential, task.train, **options)
+    return SAMPLERS["hMC"](task.potential, task.train, **options)
 
 
 def naive(task: Task, weights: Weights, case: Case, *, subtract: bool) -> Sampler:
@@ -183,7 +172,7 @@ class Comparison(NamedTuple):
             made += [row(f"D*/N in 1/s, {case.where}, {n}", read_average(s["coefficient"])) for n, s in speeds.items()]
             for faster, slower, least, same in self.pairs_of(case):
                 if faster in speeds and slower in speeds:
-                    value = ratio(*(curve_of(speeds[label]) for label in (faster, slower)), same_interval=same)
+                    value = ratio(speeds[faster], speeds[slower], same_interval=same)
                     quantity = f"D*{' at the same interval' * same}, {case.where}, {faster} over {slower}"
                     made.append(row(quantity, value, at_least=least))
             made += self.more_rows(case, speeds)
@@ -195,18 +184,18 @@ class Comparison(NamedTuple):
         labels = list(dict.fromkeys(label for case in cases for label in case.measured(found)))
         figure = Figure(figsize=(4 * len(cases) + 2.2, 4), layout="constrained")
         for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
-            curves = [curve_of(speed) for speed in case.measured(found).values()]
-            highest = max((curve.displacement[0].max() for curve in curves if curve is not None), default=0.0)
-            for label, speed in case.measured(found).items():
-                curve, index = curve_of(speed), labels.index(label)
-                style: dict[str, Any] = {"color": COLORS[index % 8], "marker": "osD"[index // 8], "ms": 3}
-                if curve is None or not curve.displacement[0].any():  # all moves may have been rejected
-                    axes.plot([], [], label=f"{label}: no value", **style)
-                elif (top := curve.displacement[0].max()) < 1e-5 * highest:  # decades below the others
-                    axes.plot([], [], label=f"{label}: below, {top:.0e} in {curve.seconds[-1]:.0f} s", **style)
-                else:
-                    axes.plot(curve.seconds, curve.displacement[0], label=label, **style)
-            axes.set(xscale="log", yscale="log", xlabel="wall-clock interval [s]", title=case.where)
+            curves = {label: speed["curve"] for label, speed in case.measured(found).items()}
+            tops = {n: float(np.max(numbers(c["displacement"]))) if c else 0.0 for n, c in curves.items()}
+            for label, curve in curves.items():
+                color, top = COLORS[labels.index(label) % len(COLORS)], tops[label]
+                if top > 1e-5 * max(tops.values()):
+                    axes.plot(curve["seconds"], curve["displacement"][0], "o-", ms=3, color=color, label=label)
+                else:  # all moves were rejected, or decades below the others
+                    text = f"below, {top:.0e} in {curve['seconds'][-1]:.0f} s" if top else "no value"
+                    axes.plot([], [], "o-", ms=3, color=color, label=f"{label}: {text}")
+            axes.set(xlabel="wall-clock interval [s]", title=case.where)
+            if any(tops.values()):
+                axes.set(xscale="log", yscale="log")
         figure.axes[0].set_ylabel("d²/N")
         draw_legend(figure)
         return figure
@@ -226,25 +215,26 @@ def compared_with_published(case: Case, speeds: Mapping[str, Mapping[str, Any]])
         if (size, table["temperature"]) == (201 * case.hidden_units + 1_110, case.temperature):
             known = {"hMC": hmc, "ratio": langevin / hmc, "move": published_move}
             known |= {"step": step + variance, "share": variance / (step + variance)}
-    values: dict[str, tuple[str, float]] = {}
-    if paper is not None:
-        values[f"seconds per pL step, {where}"] = ("step", number(paper["seconds_per_step"]))
-        quantity = f"share of variance measurements in a pL step, {where}"
-        values[quantity] = ("share", number(paper["variance_share"]))
     if move is not None:
-        diffusion, seconds = read_average(move["coefficient"]).mean, number(move["seconds_per_step"])
+        diffusion, seconds = read_average(move["coefficient"]).mean, float(numbers(move["seconds_per_step"]))
         if longest < 1_000:
             seconds *= 1_000 / (longest + 2)  # a move of L steps computes L + 2 gradients
-            diffusion, bound = case.temperature * (1_000 * number(move["time_step"])) ** 2 / seconds, ", bounded"
-        values[f"D*/N in 1/s, {where}, hMC as in the paper{bound}"] = ("hMC", diffusion)
-        values[f"seconds per move of 1000 steps, {where}{bound}"] = ("move", seconds)
-        for label, least in (("pL as in the paper", None), ("balanced", 1.0)):
+            flight = 1_000 * float(numbers(move["time_step"]))
+            diffusion, bound = case.temperature * flight**2 / seconds, ", bounded"
+        for label, least, published in (("pL as in the paper", None, known.get("ratio")), ("balanced", 1.0, None)):
             if label in speeds:
                 gain = read_average(speeds[label]["coefficient"]).mean / diffusion if diffusion else math.nan
                 quantity = f"D*, {where}, {label} over hMC as in the paper{bound}"
-                published = known.get("ratio") if least is None else None
                 made.append(row(quantity, gain, published=published, at_least=least))
-    return made + [row(quantity, value, published=known.get(name)) for quantity, (name, value) in values.items()]
+        made.append(row(f"D*/N in 1/s, {where}, hMC as in the paper{bound}", diffusion, published=known.get("hMC")))
+        made.append(row(f"seconds per move of 1000 steps, {where}{bound}", seconds, published=known.get("move")))
+    if paper is not None:
+        for quantity, name, key in (
+            ("seconds per pL step", "seconds_per_step", "step"),
+            ("share of variance measurements in a pL step", "variance_share", "share"),
+        ):
+            made.append(row(f"{quantity}, {where}", float(numbers(paper[name])), published=known.get(key)))
+    return made
 
 
 # In PERFORMANCE the gradient variance is measured more often than in the paper where 5000 steps take too long. A move
@@ -252,9 +242,9 @@ def compared_with_published(case: Case, speeds: Mapping[str, Mapping[str, Any]])
 PERFORMANCE = Comparison(
     _settings(
         (
+            Case(500, 1e-6, 15, 13, 55_800, {"moves": (1_000,), "hybrid": {"time_step": 0.09, "warmup_moves": 0}}),
             Case(5_000, 1e-6, 25, 5, 20_480, {"moves": (1,), "refresh_every": 1_000}),
             Case(50, 1e-6, 15, 3, 55_800, {"moves": (1_000, 100)}),
-            Case(500, 1e-6, 15, 12, 55_800, {"moves": (1_000,), "hybrid": {"time_step": 0.09, "warmup_moves": 1}}),
             Case(50, 3e-5, 10, 3, 55_800, {"moves": (1_000, 100)}),
         ),
         (Case(4, 4e-4, 10, 5, 9_570, {"moves": (10, 100, 1_000)}),),

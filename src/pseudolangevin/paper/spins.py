@@ -11,30 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from .. import (
-    Dataset,
-    Potential,
-    Result,
-    Sampler,
-    adam,
-    balanced_langevin,
-    classification,
-    hybrid_monte_carlo,
-    models,
-    pseudo_langevin,
-    sample,
-    tasks,
-)
+from .. import Dataset, Potential, Result, Sampler, classification, models, sample, samplers, tasks
 from .. import _trees as trees
-from .._random import normal_like
-from .._trees import Array, Key, Weights
+from .._trees import Weights
 from ..apps.temperature import trained_starts
 from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept
 
-SAMPLERS = {"balanced": balanced_langevin, "pL": pseudo_langevin, "hMC": hybrid_monte_carlo, "Adam": adam}
+SAMPLERS: dict[str, Any] = {
+    **{"balanced": samplers.SAMPLERS["balanced_langevin"], "pL": samplers.SAMPLERS["pseudo_langevin"]},
+    **{"hMC": samplers.SAMPLERS["hybrid_monte_carlo"], "Adam": samplers.SAMPLERS["adam"]},
+}
 
 
 @dataclass(frozen=True)
@@ -113,36 +101,12 @@ def keep(path: Path, weights: Weights) -> None:
 def adam_starts(task: Task, out: Path, *, num_starts: int, epochs: int, seed: int = 0) -> Weights:
     """Return starts of the paper's Adam, leading axes (1, start), from a file if they were trained before.
 
-    Batches hold 128 examples; the learning rate is 1e-4, times 0.8 every 1000 epochs.
+    The learning rate is 1e-4, times 0.8 every 1000 epochs.
     """
     schedule: dict[str, Any] = {"learning_rate": 1e-4, "decay_factor": 0.8, "decay_epochs": 1_000}
     num_steps = round(epochs * task.train.num_examples / 128)
     path = out / f"starts-{task.num_weights}-{num_starts}x{epochs}.npz"
     return stored(path, task, lambda: task.starts(num_steps, num_starts=num_starts, seed=seed, **schedule))
-
-
-def prior_start(task: Task, temperature: float, *, scores: float = 1.0, seed: int = 0) -> Weights:
-    """Return weights from the prior N(0, N·T/λ), the last layer scaled down, without dead classes.
-
-    Above the transition nearly all directions are set by the regulariser alone, and these weights are at temperature T
-    at once; from the small weights of an initialisation, |w|² takes 𝒱/(4·T·𝒯·λ/N) steps to grow. The last layer is
-    scaled such that the scores have the standard deviation `scores`, since those of the prior can be in the hundreds.
-    """
-    shapes, scale = task.shapes, math.sqrt(temperature / task.potential.smallest_stiffness(task.num_weights))
-
-    @jax.jit
-    def draw(key: Key, inputs: Array) -> tuple[Weights, Array]:
-        weights = jax.tree.map(lambda noise: scale * noise, normal_like(key, shapes))
-        outputs, last = task.network.apply(weights, inputs), max(weights)
-        factor = jnp.minimum(1.0, scores / jnp.std(outputs))
-        weights |= {last: jax.tree.map(lambda w: factor * w, weights[last])}
-        return weights, jnp.min(jnp.mean(outputs > 0, axis=0))
-
-    for candidate in range(seed, seed + 1_000):
-        weights, smallest_share = draw(jax.random.key(candidate), task.train.inputs[:2_000])
-        if smallest_share >= 0.01:  # of the examples with a positive score, in the worst class
-            return jax.tree.map(np.asarray, weights)
-    raise ValueError(f"seed = {seed}: each of 1000 draws from the prior has a dead class; try another seed")
 
 
 @dataclass(frozen=True)
@@ -172,6 +136,12 @@ def chains(num_steps: int, record_every: int, max_seconds: float, **settings: An
     return Chains(num_steps, record_every, max_seconds, settings)
 
 
+def often(num_steps: int, record_every: int, max_seconds: float, refresh: int = 1_024, **settings: Any) -> Chains:
+    """Return chains that measure the gradient variance often: from random weights it falls by orders of magnitude."""
+    settings |= {"refresh_every": refresh, "max_refresh_interval": refresh, "warmup_refreshes": 7}
+    return Chains(num_steps, record_every, max_seconds, settings)
+
+
 def described(result: Result, discard: float = DEFAULT_DISCARD, curves: Sequence[str] = ()) -> dict[str, Any]:
     """Return what is kept of some chains: averages at every temperature, dead classes, and curves along the chains.
 
@@ -182,8 +152,6 @@ def described(result: Result, discard: float = DEFAULT_DISCARD, curves: Sequence
     trace = kept(result.trace, discard)
     names = ("loss", "squared_norm", "error", "potential", "test_error", "acceptance", "gradient_variance")
     values: dict[str, Any] = {name: trace[name] for name in names if name in trace}
-    if "virial_temperature" in trace:
-        values["virial_over_temperature"] = trace["virial_temperature"] / trace["temperature"]
     if "gradient_variance" in values:  # weighted mean over the first two layers, as published
         sizes = [trees.num_weights(jax.tree.map(lambda w: w[0, 0], x)) for x in trees.layers(result.weights).values()]
         first = values["gradient_variance"].isel(layer=slice(2))
@@ -205,25 +173,24 @@ def near_equilibrium(task: Task, temperature: float, out: Path, seconds: float, 
     """Return weights near equilibrium, leading axes (1, chain), from the file of a long chain if there is one.
 
     Up to 500 000 weights they are cooled with balanced Langevin, from at most the temperature 1/P of the transition.
-    Larger networks start from the prior, as their temperatures are above the transition, and the masses of pL follow
-    the gradient variance.
+    Larger networks are above the transition: pL follows the gradient variance there from random weights.
     """
 
     def make() -> Weights:
-        sampler: Any = pseudo_langevin
-        levels = [temperature]
-        refresh = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7}
-        length = chains(20_480, 4_096, seconds, **refresh, reset_probability=1.0)
-        if task.num_weights < 500_000:
-            start, hottest = task.starts(2_000, num_starts=2, seed=seed), 1 / task.train.num_examples
-            sampler = balanced_langevin
-            levels = np.geomspace(max(temperature, min(10 * temperature, hottest)), temperature, 8).tolist()
-            length = chains(5_000, 5_000, seconds / 8, batch_size=min(task.train.num_examples // 10, 5_580))
-        else:
-            start = jax.tree.map(lambda w: w[None, None], prior_start(task, 0.3 * temperature, seed=seed))
+        small, num_examples = task.num_weights < 500_000, task.train.num_examples
+        start = task.starts(2_000, num_starts=2 if small else 1, seed=seed, untrained=not small)
+        levels, length = [temperature], often(20_480, 4_096, seconds)
+        if small:
+            levels = np.geomspace(max(temperature, min(10 * temperature, 1 / num_examples)), temperature, 8).tolist()
+            length = chains(5_000, 5_000, seconds / 8, batch_size=min(num_examples // 10, 5_580))
         for level in levels:
-            options = {"temperatures": [level], "num_chains": jax.tree.leaves(start)[0].shape[1], "key": seed}
-            start = length.sample(sampler, task, start, **options, **task.measuring).weights
+            options: dict[str, Any] = {
+                "temperatures": [level],
+                "num_chains": jax.tree.leaves(start)[0].shape[1],
+                "key": seed,
+            }
+            options |= task.measuring
+            start = length.sample(SAMPLERS["balanced" if small else "pL"], task, start, **options).weights
         return start
 
     return stored(end_of(out, task, temperature), task, make)

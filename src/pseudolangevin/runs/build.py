@@ -5,6 +5,8 @@ Only `[network] module` runs code that a configuration names, and only if the ca
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import sys
 import zipfile
@@ -28,7 +30,9 @@ from ..data import Dataset, StreamedDataset, tasks
 from ..models import feedforward
 from ..placement import Placement
 from ..samplers import SAMPLERS
-from .config import ConfigError, Files, FileStart, Network, PythonSettings, RandomStart, Settings
+from ..samplers.base import Sampler
+from .config import ConfigError, Files, FileStart, Network, PythonSettings, RandomStart, Recording, Settings
+from .folder import RunFolderError
 
 
 @dataclass(frozen=True)
@@ -90,16 +94,31 @@ class Experiment:
         return jax.tree.unflatten(jax.tree.structure(self.weights_shape), leaves)
 
 
-def build(settings: Settings, *, check_start: bool = True, allow_code: bool = False) -> Experiment:
+def build(
+    settings: Settings | PythonSettings,
+    *,
+    check_start: bool = True,
+    sampler: Any = None,
+    weights: Weights | None = None,
+    allow_code: bool = False,
+    **model: Any,
+) -> Experiment:
     """Make everything that the settings describe, and check that it fits together; nothing is written or compiled.
 
     With `check_start`, a start is also read from its file, so that an error comes before a folder is made. A run that
-    has begun needs no start any more, and the file may be gone. With `allow_code`, `network.module` is executed.
+    has begun needs no start any more, and the file may be gone. With `allow_code`, `network.module` is executed. The
+    `sampler`, any `weights` and the rest of the `model` (arguments of `Run`) are those of a run that Python started.
     """
     if isinstance(settings, PythonSettings):
-        remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
-        raise ConfigError([f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}'])
-    _check_memory(settings)
+        return _build_from_python(settings, sampler, weights, **model)
+    if sampler is not None:
+        raise RunFolderError("the run was started from a configuration; leave the sampler out")
+    count = sum((a + 1) * b for a, b in pairwise(settings.network.sizes))
+    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
+    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * count * chains)
+    if (task := settings.task).kind == "spin_vectors":
+        need = (task.num_train + task.num_test) * 5 * task.dimension
+        _check_memory("task.num_train, num_test and dimension", need)
     with naming("network"):
         init, apply, code = _network(settings.network, allow_code)
         shape = jax.eval_shape(init, jax.random.key(0))
@@ -113,16 +132,87 @@ def build(settings: Settings, *, check_start: bool = True, allow_code: bool = Fa
         for dataset in [train] if test is None else [train, test]:
             potential.check(jax.tree.map(lambda w: jnp.zeros(w.shape, w.dtype), shape), dataset)
     with naming("sampler"):
-        sampler = SAMPLERS[settings.sampler.name](potential, train, **settings.sampler.model_dump(exclude={"name"}))
+        made = SAMPLERS[settings.sampler.name](potential, train, **settings.sampler.model_dump(exclude={"name"}))
     with naming(""):
-        chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
-        observed = {"test": test, "observe_examples": settings.recording.observe_examples}
-        run = Run(sampler, **chains, **observed, placement=_placement(settings, train, shape))  # type: ignore[arg-type]
+        run = _run(settings, made, test=test, placement=_placement(settings, train, shape))
         check_chains(run, shape, sum(settings.network.sizes))
     experiment = Experiment(settings, run, shape, init, code=code)
     if check_start and isinstance(settings.start, FileStart):
         experiment.starting_weights()
     return experiment
+
+
+def _run(settings: Any, sampler: Sampler, **model: Any) -> Run:
+    chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
+    return Run(sampler, observe_examples=settings.recording.observe_examples, **chains, **model)
+
+
+def python_settings(
+    run: Run, weights: Weights, num_steps: int, record_every: int, keep_weights_every: int | None
+) -> PythonSettings:
+    """Return the description of a run that Python starts; `weights` are those of one chain."""
+    recording: dict[str, Any] = {"keep_weights_every": keep_weights_every or 0}
+    recording["weights_dtype"] = max(str(leaf.dtype) for leaf in jax.tree.leaves(weights))
+    if run.observed is not run.sampler.dataset:
+        recording["observe_examples"] = run.observed.num_examples
+    return PythonSettings(
+        made_by="python",
+        temperatures=[*run.temperatures] if run.sampler.uses_temperature else None,
+        num_chains=run.num_chains,
+        num_steps=num_steps,
+        record_every=record_every,
+        structure=str(jax.tree.structure(weights)),
+        sampler=_described(run.sampler),
+        weights=_shapes(weights),
+        recording=Recording.model_validate(recording),
+    )
+
+
+def _build_from_python(settings: PythonSettings, sampler: Any, weights: Weights | None, **model: Any) -> Experiment:
+    """Return the experiment of a run that Python started; raise unless sampler and weights are those of the run."""
+    if sampler is None:
+        remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
+        raise ConfigError([f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}'])
+    if not isinstance(sampler, Sampler):
+        raise ConfigError([f"sampler = {str(sampler)[:60]!r} is not a sampler; pass the one that began the run"])
+    if weights is None:
+        weights = _from_structure(settings)
+    shape = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weights)
+    pairs = {"weights": (_shapes(shape), settings.weights), "sampler": (_described(sampler), settings.sampler)}
+    for what, (ours, theirs) in pairs.items():
+        for name in [*theirs, *ours]:
+            if ours.get(name) != theirs.get(name):
+                why = f"has {name} = {ours.get(name)}, and the run began with {theirs.get(name)}"
+                raise RunFolderError(f"the {what} {why}; pass the {what} of the run")
+    with naming(""):
+        return Experiment(settings, _run(settings, sampler, **model), shape)
+
+
+def _described(sampler: Sampler) -> dict[str, Any]:
+    return {"name": sampler.name} | {name: value for name, value in sampler.settings.items() if value is not None}
+
+
+def _shapes(weights: Weights) -> dict[str, str]:
+    return {f"{i} {name}": f"{leaf.dtype}{[*leaf.shape]}" for i, (name, leaf) in enumerate(named_leaves(weights))}
+
+
+def _from_structure(settings: PythonSettings) -> Weights:
+    """Return shapes and types of the weights, nested as they were: structures print as Python, with * for an array."""
+    try:
+        nesting = settings.structure.removeprefix("PyTreeDef(").removesuffix(")").replace("*", "0")
+        structure = jax.tree.structure(ast.literal_eval(nesting))
+        shapes = [
+            (np.dtype(dtype), json.loads(f"[{shape}"))
+            for dtype, _, shape in (text.partition("[") for text in settings.weights.values())
+        ]
+        weights = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in shapes])
+        if str(structure) == settings.structure:
+            return weights
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        pass
+    raise RunFolderError(
+        "the weights are not nested dicts, lists and tuples; pass weights=, any weights of the same model"
+    )
 
 
 def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weights], Any, bytes]:
@@ -172,27 +262,20 @@ def _data(task: Any) -> tuple[Dataset, Dataset | None]:
     if not isinstance(task, Files):
         splits = getattr(tasks, task.kind)(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
         return splits[0], splits[-1]
-    sets: list[Any] = []
-    for prefix in ("", "test_"):
-        file, *pair = (getattr(task, prefix + key) for key in ("file", "inputs", "targets"))
-        if file is not None:
-            archive = _load(file)
-            if not isinstance(archive, dict) or not {"inputs", "targets"} <= set(archive):
-                found = sorted(archive) if isinstance(archive, dict) else "one array without a name"
-                raise ValueError(f"{file} must have the arrays inputs and targets; it has {found}")
-            sets.append(Dataset(archive["inputs"], archive["targets"]))
-            if not prefix and (extra := {"test_inputs", "test_targets"} & set(archive)):
-                if len(extra) == 1 or task.test_file is not None or task.test_inputs is not None:
-                    remedy = "give both arrays and no other test set, or neither"
-                    raise ValueError(f"{file} has the array {min(extra)}; {remedy}")
-                return sets[0], Dataset(archive["test_inputs"], archive["test_targets"])
-        elif pair[0] is not None:
-            arrays = [_load(name) for name in pair]
-            for name, array in zip(pair, arrays, strict=True):
-                if isinstance(array, dict):
-                    raise ValueError(f"{name} is an .npz archive; give it as {prefix}file, or give .npy files")
-            sets.append((StreamedDataset if task.stream and not prefix else Dataset)(*arrays))
-    return sets[0], sets[1] if len(sets) > 1 else None
+    names = ("inputs", "targets", "test_inputs", "test_targets")
+    arrays = {name: _load(file) for name in names if (file := getattr(task, name)) is not None}
+    for name, array in arrays.items():
+        if isinstance(array, dict):
+            raise ValueError(f"{getattr(task, name)} is an .npz archive; give it as file, or give .npy files")
+    if task.file is not None:
+        arrays = _load(task.file)
+        if not isinstance(arrays, dict) or not {"inputs", "targets"} <= set(arrays):
+            found = sorted(arrays) if isinstance(arrays, dict) else "one array without a name"
+            raise ValueError(f"{task.file} must have the arrays inputs and targets; it has {found}")
+        if len(extra := {"test_inputs", "test_targets"} & set(arrays)) == 1:
+            raise ValueError(f"{task.file} has the array {min(extra)}; give both arrays of a test set, or neither")
+    train = (StreamedDataset if task.stream else Dataset)(arrays["inputs"], arrays["targets"])
+    return train, Dataset(arrays["test_inputs"], arrays["test_targets"]) if "test_inputs" in arrays else None
 
 
 def _load(file: str) -> Any:
@@ -226,21 +309,12 @@ def check_chains(run: Run, weights: Weights, widest: int = 0) -> None:
     the intermediate results of a chunk of examples.
     """
     chunk = min(run.observed.num_examples, run.chunk_size or 4096)
-    need = run.size * 4 * (8 * num_weights(weights) + chunk * widest)
-    if need > (available := _memory() * jax.process_count()) and jax.default_backend() == "cpu":
-        why = f"need about {need / 1e9:.3g} GB, and this machine has {available / 1e9:.3g} GB"
+    if jax.default_backend() == "cpu":
         chains = f"num_chains = {run.num_chains} at {len(run.temperatures)} temperatures"
-        raise ConfigError([f"{chains} {why}; choose fewer"])
+        _check_memory(chains, run.size * 4 * (8 * num_weights(weights) + chunk * widest))
 
 
-def _check_memory(settings: Settings) -> None:
-    """Raise if the network or the data need more memory than this machine has, before they are made."""
-    count = sum((a + 1) * b for a, b in pairwise(settings.network.sizes))
-    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
-    needs = {"network.sizes, num_chains and temperatures": 8 * 4 * count * chains}
-    if (task := settings.task).kind == "spin_vectors":
-        needs["task.num_train, num_test and dimension"] = (task.num_train + task.num_test) * 5 * task.dimension
-    for keys, need in needs.items():
-        if need > (available := _memory() * jax.process_count()):
-            why = f"need about {need / 1e9:.3g} GB, and this machine has {available / 1e9:.3g} GB"
-            raise ConfigError([f"{keys} {why}; make them smaller"])
+def _check_memory(what: str, need: float) -> None:
+    if need > (available := _memory() * jax.process_count()):
+        why = f"need about {need / 1e9:.3g} GB, and this machine has {available / 1e9:.3g} GB"
+        raise ConfigError([f"{what} {why}; make them smaller"])

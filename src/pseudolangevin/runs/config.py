@@ -30,8 +30,7 @@ from ..samplers.base import MAX_STEPS
 from .folder import MAX_BYTES
 
 MAX_RECORDS = 10_000_000
-RECORDS, LONGEST = 400, 15_000  # default number of records and longest interval between them
-PATHS = ("file", "inputs", "targets", "test_file", "test_inputs", "test_targets", "folder", "module")
+PATHS = ("file", "inputs", "targets", "test_inputs", "test_targets", "folder", "module")
 EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "data.npz"}  # of required keys
 
 NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress", "validate_every", "patience")
@@ -98,25 +97,25 @@ class Files(Section):
     """Data from files."""
 
     kind: Literal["files"]
-    file: File | None = Field(None, description=".npz file with the arrays `inputs` and `targets`")
+    file: File | None = Field(
+        None, description=".npz file of `inputs` and `targets`; and, for a test set, `test_inputs` and `test_targets`"
+    )
     inputs: File | None = Field(None, description=".npy file, one row per example (instead of `file`)")
     targets: File | None = Field(None, description=".npy file, one row per example (instead of `file`)")
-    test_file: File | None = Field(None, description="optional test set, like `file`")
     test_inputs: File | None = Field(None, description="optional test set, .npy file")
     test_targets: File | None = Field(None, description="optional test set, .npy file")
     stream: bool = Field(False, description="leave inputs and targets on disk (.npy), and fetch mini-batches")
 
     @model_validator(mode="after")
     def _one_source(self) -> Files:
-        for prefix in ("", "test_"):
-            given = tuple(getattr(self, prefix + key) is not None for key in ("file", "inputs", "targets"))
-            if given not in [(True, False, False), (False, True, True), *[(False,) * 3] * bool(prefix)]:
-                pair = f'{prefix}inputs = "x.npy" and {prefix}targets = "y.npy"'
-                raise ValueError(f'give either {prefix}file = "data.npz", or {pair}')
+        given = [name is not None for name in (self.inputs, self.targets, self.test_inputs, self.test_targets)]
+        if given not in ([[False] * 4] if self.file else [[True, True, False, False], [True] * 4]):
+            pair = 'inputs = "x.npy" and targets = "y.npy"'
+            raise ValueError(
+                f'give either file = "data.npz", or {pair}; with both or neither of test_inputs, test_targets'
+            )
         if self.stream and self.file is not None:
             raise ValueError("stream = true needs inputs and targets as .npy files, not file")
-        if self.test_file is not None and self.test_file == self.file:
-            raise ValueError("test_file is the training set itself; give other examples, or leave it out")
         return self
 
 
@@ -220,45 +219,39 @@ class Settings(Section):
     temperatures: list[float] | None = Field(None, description="T of each group of chains, all different")
     num_chains: Count = Field(2, description="independent chains at each temperature")
     num_steps: Count = Field(600_000, description="steps of every chain")
-    record_every: Count = Field(
-        description=f"steps between records, which visit all examples; unset: {RECORDS} records, fewer in short runs"
+    record_every: Count | None = Field(
+        None, description="steps between records, which visit all examples; unset: 400 records, fewer in short runs"
     )
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
-    network: Network = Field(description="the network")
-    potential: PotentialSettings = Field(description="U of the distribution exp(-U/T)")
+    network: Network = Field(Network.model_validate({}), description="the network")
+    potential: PotentialSettings = Field(
+        PotentialSettings.model_validate({}), description="U of the distribution exp(-U/T)"
+    )
     sampler: _one_of("sampler") = Field(description="the method")  # type: ignore[valid-type]
     start: _one_of("start") = Field(description="the weights at step 0")  # type: ignore[valid-type]
-    recording: Recording = Field(description="what is written, and how often")
-    placement: Devices = Field(description="the devices")
+    recording: Recording = Field(Recording.model_validate({}), description="what is written, and how often")
+    placement: Devices = Field(Devices.model_validate({}), description="the devices")
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
         """Fill in the default alternative of sections, the temperatures, and the interval between records."""
-        data = {"network": {}, "potential": {}, "recording": {}, "placement": {}} | data
+        data = {section: {} for section in CHOICES} | data
         for section, choices in CHOICES.items():
-            if isinstance(table := data.setdefault(section, {}), dict):
-                data[section] = {_tag(section): next(iter(choices))} | table
-        name = data["sampler"]["name"] if isinstance(data["sampler"], dict) else getattr(data["sampler"], "name", "")
-        if name in SAMPLERS and SAMPLERS[name].uses_temperature:
+            if isinstance(data[section], dict):
+                data[section] = {_tag(section): next(iter(choices))} | data[section]
+        name = data["sampler"]["name"] if isinstance(data["sampler"], dict) else ""
+        if name in [*SAMPLERS] and SAMPLERS[name].uses_temperature:
             data.setdefault("temperatures", [1e-5, 3e-5])
-        steps = data.get("num_steps", cls.model_fields["num_steps"].default)
-        if isinstance(steps, int):
-            data.setdefault("record_every", _default_interval(steps))
         return data
 
     @model_validator(mode="after")
     def _has_records(self) -> Settings:
-        if not 1 <= self.num_records <= MAX_RECORDS:
+        if not 1 <= (records := self.num_steps // (self.record_every or self.num_steps)) <= MAX_RECORDS:
             given = f"num_steps = {self.num_steps} with record_every = {self.record_every}"
-            raise ValueError(f"{given} gives {self.num_records} records; choose 1 to {MAX_RECORDS}")
+            raise ValueError(f"{given} gives {records} records; choose 1 to {MAX_RECORDS}")
         return self
-
-    @property
-    def num_records(self) -> int:
-        """Number of records of the complete run."""
-        return self.num_steps // self.record_every
 
 
 class PythonSettings(Section):
@@ -275,13 +268,8 @@ class PythonSettings(Section):
     recording: Recording = Field(description="what is written, and how often")
 
 
-def _default_interval(num_steps: int) -> int:
-    """Return `num_steps` over `RECORDS`; more in short runs, in which records would take longer than steps."""
-    return max(1, min(LONGEST, max(num_steps // RECORDS, min(250, num_steps // 40))))
-
-
-def read(path: Path, overrides: Sequence[str] = ()) -> Settings:
-    """Return the settings of a TOML file, with `key=value` overrides."""
+def read(path: Path, overrides: Sequence[str] = (), *, to_edit: bool = False) -> Settings:
+    """Return the settings of a TOML file, with `key=value` overrides; `to_edit` as in `parse`."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError([f"{path} is larger than {MAX_BYTES} bytes; give a TOML configuration"])
@@ -290,7 +278,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Settings:
         raise ConfigError([f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8"]) from None
     except OSError as error:
         raise ConfigError([f"{path} cannot be read: {error.strerror}; give the path of a TOML file"]) from None
-    return parse(text, overrides, source=str(path), folder=path.resolve().parent)
+    return parse(text, overrides, source=str(path), folder=path.resolve().parent, to_edit=to_edit)
 
 
 def parse(
@@ -303,7 +291,9 @@ def parse(
 ) -> Any:
     """Return the settings of a TOML text, with overrides; relative paths in it are relative to `folder`.
 
-    With `to_edit`, required keys that are missing get an example.
+    Without `to_edit`, an interval between records that is not given gets its default, at most 15 000 steps, and more
+    than for 400 records in short runs, in which records would take longer than steps. With it, required keys that are
+    missing get an example.
     """
     try:
         data = tomllib.loads(text)
@@ -317,21 +307,25 @@ def parse(
     for table, key in itertools.product([table for table in tables if isinstance(table, dict)], PATHS):
         if folder is not None and isinstance(table.get(key), str) and table[key]:
             table[key] = str(folder / os.path.expanduser(table[key]))  # an unknown ~user stays as it is
-    from_python = data.get("made_by") == "python"
-    lines = [] if from_python else _take_unknown(data)
-    for section in CHOICES if to_edit else ():
-        if isinstance(table := data.setdefault(section, {}), dict):
-            fields = _models(section)[table.get(_tag(section), next(iter(_models(section))))].model_fields
-            needed = [key for key, field in fields.items() if field.is_required() and key in EXAMPLES]
-            needed += ["file"] if "stream" in fields and not {"file", "inputs"} & table.keys() else []
-            data[section] = {key: EXAMPLES[key] for key in needed} | table
+    settings = _validated(data, to_edit)
+    if to_edit or settings.record_every is not None:
+        return settings
+    every = max(settings.num_steps // 400, min(250, settings.num_steps // 40))
+    return settings.model_copy(update={"record_every": max(1, min(15_000, every))})
+
+
+def _validated(data: dict[str, Any], to_edit: bool) -> Any:
+    """Return the settings, with examples for required keys in a configuration to edit; raise for what is wrong."""
+    model = PythonSettings if data.get("made_by") == "python" else Settings
     try:
-        settings = (PythonSettings if from_python else Settings).model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        lines += [_explain(dict(detail)) for detail in error.errors(include_url=False)]
-    if lines:
-        raise ConfigError(dict.fromkeys(lines))
-    return settings
+        problems = error.errors(include_url=False)
+    for loc in [problem["loc"] for problem in problems] if to_edit else ():
+        key = "file" if loc[-1:] == ("files",) else loc[-1] if loc else ""
+        if key in EXAMPLES and key not in (table := data.setdefault(str(loc[0]), {})):
+            return _validated(data | {str(loc[0]): table | {key: EXAMPLES[key]}}, to_edit)
+    raise ConfigError(dict.fromkeys(_explain(problem, model) for problem in problems))
 
 
 def _override(data: dict[str, Any], override: str) -> None:
@@ -354,64 +348,44 @@ def _override(data: dict[str, Any], override: str) -> None:
     data[last] = value
 
 
-def _models(section: str) -> dict[str, type[Section]]:
-    """Return the alternatives of a section by the value of their tag; the file's top level is the section ""."""
-    kind = Settings.model_fields[section].annotation if section in Settings.model_fields else Settings
-    return CHOICES.get(section) or ({"": kind} if inspect.isclass(kind) and issubclass(kind, Section) else {})
-
-
-def _take_unknown(data: dict[str, Any]) -> list[str]:
-    """Remove the keys that the chosen alternatives do not have, and return a line with a suggestion for each."""
-    sections = [name for name in Settings.model_fields if _models(name)]
-    known = [name for name in Settings.model_fields if name not in sections]
-    known += [
-        f"{section}.{key}" for section in sections for model in _models(section).values() for key in model.model_fields
-    ]
-    lines = []
-    for section in ["", *sections]:
-        table, models, tag = data.get(section) if section else data, _models(section), _tag(section)
-        if not isinstance(table, dict):
-            continue
-        choice = table.get(tag, next(iter(models))) if section in CHOICES else ""
-        if choice not in [*models]:
-            hint = _hint(choice if isinstance(choice, str) else "", models)
-            lines.append(f"{section}.{tag} = {_short(choice)}: unknown; {hint}")
-            table.clear()
-            continue
-        for key in [key for key in table if key not in models[choice].model_fields]:
-            name, value = f"{section}.{key}".lstrip("."), table.pop(key)
-            if name in known:
-                lines.append(f"{name}: not a setting of {tag} = {choice!r}; remove it, or choose another {tag}")
-            elif isinstance(value, dict) and not section:
-                lines.append(f"[{name}]: unknown section; {_hint(name, sections)}")
-            else:
-                lines.append(f"{name} = {_short(value)}: unknown key; {_hint(name, known)}")
-    return lines
+def _explain(problem: Any, model: type[Section]) -> str:
+    """Return one line for an error of pydantic: the key, the value, why, and the meaning of the key."""
+    loc, kind, value = list(problem["loc"]), problem["type"], problem["input"]
+    fields: dict[str, Any] = model.model_fields
+    choice = str(loc.pop(1)) if loc and loc[0] in CHOICES and len(loc) > 1 else ""
+    sections = CHOICES | {n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")}
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    if kind == "extra_forbidden":
+        known = [name for name in fields if name not in sections]
+        known += [f"{name}.{k}" for name, models in sections.items() for m in models.values() for k in m.model_fields]
+        if key in known:
+            return f"{key}: not a setting of {_tag(loc[0])} = {choice!r}; remove it, or choose another {_tag(loc[0])}"
+        if isinstance(value, dict) and len(loc) == 1:
+            return f"[{key}]: unknown section; {_hint(key, sections)}"
+        return f"{key} = {_short(value)}: unknown key; {_hint(key, known)}"
+    why = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    if len(loc) > 1:
+        fields = getattr(sections.get(loc[0], {}).get(choice), "model_fields", {})
+    field = fields.get([part for part in loc if isinstance(part, str)][-1]) if loc else None
+    meaning = f"; it is: {field.description}" if field and field.description else ""
+    if kind == "missing":
+        return f"{key} is missing{meaning}"
+    if kind == "value_error" and isinstance(value, dict | Section):
+        return f"{key}: {why}".removeprefix(": ")
+    if kind == "union_tag_invalid":
+        key, value, meaning = f"{key}.{_tag(key)}", value[_tag(key)], ""
+        why = f"unknown; {_hint(str(value), CHOICES[loc[0]])}"
+    elif "dictionary" in why:
+        why = "must be a table: write it under its own [header]"
+    return f"{key} = {_short(value)}: {why}{meaning}"
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
+    known = [*known]
     same = [other for other in known if other.split(".")[-1] == name.rsplit(".", 1)[-1]]
     near = same or difflib.get_close_matches(name, known, 1, 0.75)
-    listed = f"choose one of {', '.join(known)}" if len([*known]) < 10 else "see `pseudolangevin sample --print-config`"
+    listed = f"choose one of {', '.join(known)}" if len(known) < 10 else "see `pseudolangevin sample --print-config`"
     return f"did you mean {near[0]}?" if near else listed
-
-
-def _explain(detail: dict[str, Any]) -> str:
-    """Return one line for an error of pydantic: the key, the value, why, and the meaning of the key."""
-    loc, why = list(detail["loc"]), detail["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    models = _models(loc[0]) if len(loc) > 1 else {"": Settings}
-    model = models.get(loc.pop(1) if loc and loc[0] in CHOICES and len(loc) > 1 else "", Settings)
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-    names = [part for part in loc if isinstance(part, str)]
-    field = model.model_fields.get(names[-1]) if names else None
-    meaning = f"; it is: {field.description}" if field and field.description else ""
-    if detail["type"] == "missing":
-        return f"{key} is missing{meaning}"
-    if detail["type"] == "value_error" and isinstance(detail["input"], dict | Section):
-        return f"{key}: {why}".removeprefix(": ")
-    if "dictionary" in why:
-        why = "must be a table: write it under its own [header]"
-    return f"{key} = {_short(detail['input'])}: {why}{meaning}"
 
 
 def _short(value: Any) -> str:
@@ -422,38 +396,32 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def to_toml(settings: Settings | PythonSettings, *, to_edit: bool = False) -> str:
+def to_toml(settings: Settings | PythonSettings) -> str:
     """Return the complete configuration: every key with its value, its meaning and, for names, the alternatives.
 
-    A key that is unset is commented out. With `to_edit`, so is a `record_every` that follows from `num_steps`; it then
-    still follows when `num_steps` is edited.
+    A key that is unset is commented out.
     """
     lines, tables = ["# A pseudolangevin run: `pseudolangevin sample THIS_FILE`", ""], list[str]()
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
-        if isinstance(value, dict):
+        if isinstance(value, dict | Section):
             tables += ["", f"[{name}]  # {field.description}"]
-            tables += [f"{_toml(key)} = {_toml(item)}" for key, item in value.items() if item is not None]
-        elif isinstance(value, Section):
-            tables += ["", f"[{name}]  # {field.description}"]
-            for key, inner in type(value).model_fields.items():
-                choices = CHOICES[name] if name in CHOICES and key == _tag(name) else _literals(inner.annotation)
-                tables += _entry(key, getattr(value, key), inner.description, choices)
+            for key, item in value.items() if isinstance(value, dict) else value:
+                inner = None if isinstance(value, dict) else type(value).model_fields[key]
+                tagged = inner is not None and name in CHOICES and key == _tag(name)
+                tables += _entry(_toml(key) if inner is None else key, item, inner, CHOICES[name] if tagged else None)
         else:
-            lines += _entry(name, value, field.description)
-            if to_edit and name == "record_every" and value == _default_interval(settings.num_steps):
-                lines[-1] = f"# {lines[-1]}"
+            lines += _entry(name, value, field)
     return "\n".join(lines + tables) + "\n"
 
 
-def _literals(hint: Any) -> list[str]:
-    hints = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    return [value for hint in hints if get_origin(hint) is Literal for value in get_args(hint)]
-
-
-def _entry(name: str, value: Any, description: str | None, choices: Iterable[str] = ()) -> list[str]:
+def _entry(name: str, value: Any, field: Any, choices: Iterable[str] | None = None) -> list[str]:
     text = f"# {name} =" if value is None else f"{name} = {_toml(value)}"
-    comment = "; ".join(filter(None, [f"one of {', '.join(choices)}" if choices else "", description]))
+    if field is None:  # of a run that Python started, which says what it has
+        return [] if value is None else [text]
+    hints = [field.annotation, *get_args(field.annotation)]
+    choices = choices or [value for hint in hints if get_origin(hint) is Literal for value in get_args(hint)]
+    comment = "; ".join(filter(None, [f"one of {', '.join(choices)}" if choices else "", field.description]))
     if len(text) + len(comment) < 110:
         return [f"{text}  # {comment}" if comment else text]
     return [*("# " + line for line in textwrap.wrap(comment, 110, break_on_hyphens=False)), text]

@@ -20,7 +20,7 @@ import os
 import platform
 import socket
 import stat
-import tempfile
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -75,24 +75,19 @@ class RunFolder:
         check_own(folder.checkpoints, stat.S_ISDIR)
         return folder
 
-    @classmethod
-    def new(cls, path: str | Path) -> RunFolder:
-        """Make a folder, or take an empty one; raise if it contains anything else."""
-        folder = cls(Path(path))
+    def make(self) -> None:
+        """Make the folder, or take an empty one; raise if it contains anything else."""
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            contents = {entry.name for entry in folder.path.iterdir()}
+            self.path.mkdir(parents=True, exist_ok=True)
+            contents = {entry.name for entry in self.path.iterdir()}
         except OSError as error:
-            raise RunFolderError(f"{path} cannot be made: {error.strerror}; choose another --out") from None
+            raise RunFolderError(f"{self.path} cannot be made: {error.strerror}; choose another --out") from None
         if "config.toml" in contents:
-            remedy = f"continue it with `pseudolangevin resume {path}`, or choose another --out"
-            raise RunFolderError(f"{path} already contains a run; {remedy}")
+            remedy = f"continue it with `pseudolangevin resume {self.path}`, or choose another --out"
+            raise RunFolderError(f"{self.path} already contains a run; {remedy}")
         if foreign := contents - {"lock", "log.txt", ".config.toml.partial"}:
-            raise RunFolderError(f"{path} is not empty ({min(foreign)} is there); choose another --out")
-        for file in (folder.log_file, folder.lock):
-            check_own(file)
-        sync(folder.path.parent)
-        return folder
+            raise RunFolderError(f"{self.path} is not empty ({min(foreign)} is there); choose another --out")
+        sync(self.path.parent)
 
     def log(self, line: str) -> None:
         """Append a line with the time; an error in writing it does not stop a run."""
@@ -151,11 +146,9 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
     The content is on disk before it gets the name, and the name before the function returns.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with suppress(FileNotFoundError):
-        partial.unlink()
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    partial.unlink(missing_ok=True)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with partial.open("xb") as file:  # a new file, never through a link
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -177,14 +170,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the run folder; raise if it is missing or damaged."""
     try:
         value = json.loads(read_text(path))
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
     except RunFolderError:
         raise
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged ({' '.join(str(error).split())}); restore it from a copy") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} is damaged (not a JSON object); restore it from a copy")
     return value
 
 
@@ -196,32 +189,19 @@ def read_or_empty(path: Path) -> dict[str, Any]:
         return {}
 
 
-def check_writable(folder: Path) -> None:
-    """Raise if a folder cannot be made or written, before hours of work depend on it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        remedy = "make it writable, or choose another folder"
-        raise RunFolderError(f"{folder} cannot be written: {error.strerror}; {remedy}") from error
-
-
 @contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
     """Turn a full disk, a folder that disappeared and other errors in writing into one line with the remedy."""
     try:
         yield
     except OSError as error:
-        resume = f"then `pseudolangevin resume {folder.path}`"
+        why, remedy = f"{error.filename or folder.path}: {error.strerror or error}", "make the folder writable"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = "no space left on the disk; what was recorded is safe"
-            raise RunFolderError(f"{folder.path}: {why}: free some space, {resume}") from error
-        if not folder.config.is_file():
-            why = "the folder was removed or moved while the run wrote to it"
-            raise RunFolderError(f"{folder.path}: {why}; put it back, {resume}") from error
-        where = f"{error.filename or folder.path}: {error.strerror or error}"
-        raise RunFolderError(f"{where}; make the folder writable, {resume}") from error
+            why, remedy = "no space left on the disk; what was recorded is safe", "free some space"
+        elif not folder.config.is_file():
+            why, remedy = "the folder was removed or moved while the run wrote to it", "put it back"
+        resume = f"{remedy}, then `pseudolangevin resume {folder.path}`"
+        raise RunFolderError(f"{folder.path}: {why}; {resume}") from error
 
 
 @contextmanager
@@ -264,11 +244,12 @@ def _holder(descriptor: int) -> tuple[str | None, str]:
         return None, "another process"
 
 
-def describe_session(command: Sequence[str]) -> dict[str, Any]:
-    """Return what is noted about every session: time, command, versions and devices."""
+def describe_session(command: Sequence[str] | None) -> dict[str, Any]:
+    """Return what is noted about every session: time, command (default: of this process), versions and devices."""
     versions = {one.name: one.version for one in metadata.distributions() if one.name in PACKAGES}
     device, count = jax.devices()[0], {"num_devices": jax.device_count(), "num_processes": jax.process_count()}
-    noted = {"started": _now(), "command": list(command), "versions": {"python": platform.python_version()} | versions}
+    noted: dict[str, Any] = {"started": _now(), "command": [*(command or sys.argv)]}
+    noted["versions"] = {"python": platform.python_version()} | versions
     return noted | {"device": device.device_kind, "backend": device.platform} | count
 
 

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -33,14 +32,10 @@ from ..chains import Result
 from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept, plus_minus
 from ..diagnostics.certificate import Certificate
 from ..diagnostics.certificate import certificate as make_certificate
-from ..diagnostics.diffusion import Diffusion, diffusion
-from ..diagnostics.verdicts import Line
-from ..observables import OBSERVABLES
 from ..samplers.base import HEALTHY, Status
-from .build import build
-from .folder import RunFolder, RunFolderError, check_writable, read_or_empty, write_atomically
+from .folder import RunFolder, RunFolderError, read_or_empty, write_atomically
 from .session import load
-from .store import read_trace
+from .store import in_order, read_trace
 
 # Colours of the light theme; report.css defines the same names for both themes.
 COLORS = {"ink": "#1c1f24", "soft": "#5c636e", "grid": "#ececea", "card": "#ffffff", "accent": "#0b5cad"}
@@ -48,21 +43,6 @@ COLORS = {"ink": "#1c1f24", "soft": "#5c636e", "grid": "#ececea", "card": "#ffff
 RAMPS = {
     "light": ("#123f9e", "#7a3fb5", "#c9306b", "#e06a1c", "#c39400"),
     "dark": ("#7a92ff", "#b884f0", "#f2789f", "#ff9d5c", "#ffd75e"),
-}
-STYLE: dict[Any, Any] = {
-    **{f"{what}color": COLORS["soft"] for what in ("axes.edge", "xtick.", "ytick.")},
-    **{f"{what}color": COLORS["ink"] for what in ("axes.label", "text.")},
-    **{f"axes.spines.{side}": False for side in ("right", "top")},
-    "axes.formatter.useoffset": False,
-    "axes.grid": True,
-    "axes.xmargin": 0.03,
-    "figure.constrained_layout.use": True,
-    "font.size": 10.5,
-    "grid.color": COLORS["grid"],
-    "legend.frameon": False,
-    "path.simplify_threshold": 1.0,  # long traces stay small; no excursion by more than a pixel is lost
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
 }
 MAX_SHOWN = 12  # temperatures, chains or list entries shown of any number
 FEW_SAMPLES = 20  # effective samples below which an average is drawn as a hollow point
@@ -74,16 +54,14 @@ class Charts:
     Args:
         trace: records with dimensions (temperature, chain, draw), as `sample` returns them.
         discard: share of the records that averages leave out.
-        published: averages to compare with, from `paper.results.published_averages`.
         internal: names of the variables that describe the sampler; the others are observables of the weights.
     """
 
-    def __init__(self, trace: xr.Dataset, discard: float, published: Sequence[Any], internal: Collection[str]) -> None:
+    def __init__(self, trace: xr.Dataset, discard: float, internal: Collection[str] = ()) -> None:
         """Select what is drawn, express temperatures in units of T, and average the observables."""
         trace = trace.transpose("temperature", "chain", "draw", ...)
         self.groups: dict[str, list[str]] = {"observables": [], "temperatures": [], "sampler": []}
-        known = {name: index for index, name in enumerate(OBSERVABLES)}
-        for name in sorted((str(name) for name in trace.data_vars), key=lambda name: known.get(name, len(known))):
+        for name in in_order(trace):
             attrs, group = trace[name].attrs, "sampler" if name in internal else "observables"
             label, unit = str(attrs.get("label") or name), f" ({attrs['unit']})" if attrs.get("unit") else ""
             if unit == " (loss)":  # the unit of T; a run without temperature has T = 0
@@ -93,7 +71,7 @@ class Charts:
             numeric = name != "status" and trace[name].ndim <= 4 and trace[name].dtype.kind in "fiu"
             if numeric and np.isfinite(trace[name]).any():
                 self.groups[group].append(name)
-        self.trace, self.kept, self.published = trace, kept(trace, discard), published
+        self.trace, self.kept = trace, kept(trace, discard)
         self.temperatures = np.asarray(trace["temperature"].values, np.float64)
         self.steps = np.asarray(trace["step"].values, np.float64)
         self.shown = np.unique(np.linspace(0, len(self.temperatures) - 1, MAX_SHOWN).round().astype(int)).tolist()
@@ -106,29 +84,14 @@ class Charts:
         self.averages = {name: average_by_temperature(self.kept[name], self.kept) for name in names}
 
     def draw_average(self, axes: Axes, name: str) -> None:
-        """Draw the averages of a variable against temperature, alongside the published ones."""
-        low, high = self.temperatures.min() / 1.5, self.temperatures.max() * 1.5
-        for other, marker in zip(self.published, "sD", strict=False):
-            values = other.values.get(name, [])
-            errors = other.deviations.get(name) or [0.0] * len(values)
-            points = [p for p in zip(other.temperatures, values, errors, strict=False) if low <= p[0] <= high]
-            if points:
-                x, y, bars = np.transpose(points)
-                axes.errorbar(x, y, bars, fmt=marker, color=COLORS["soft"], mfc="none", ms=7, lw=1, label=other.label)
+        """Draw the averages of a variable against temperature."""
         means, errors, samples = np.array(self.averages[name]).T
-        color = COLORS["accent"]
-        axes.errorbar(self.temperatures, means, np.nan_to_num(errors), color=color, lw=1, elinewidth=1.2, capsize=2)
-        axes.plot(self.temperatures, means, "o", color=color, ms=6, label="this run")
+        style: dict[str, Any] = {"color": COLORS["accent"], "ms": 6}
+        axes.errorbar(self.temperatures, means, np.nan_to_num(errors), fmt="o-", lw=1, capsize=2, **style)
         hollow = ~(samples >= FEW_SAMPLES)
-        axes.plot(self.temperatures[hollow], means[hollow], "o", color=color, mfc=COLORS["card"], ms=6, zorder=3)
-        if low > 0:
-            axes.set_xscale("log")
-            ticks: list[float] = []
-            for value in sorted(self.temperatures):  # as many labels as do not touch each other
-                if not ticks or math.log(value / ticks[-1]) > 0.17 * math.log(high / low):
-                    ticks.append(value)
-            axes.set_xticks(ticks, [number(value) for value in ticks])
-            axes.set_xticks([], minor=True)
+        axes.plot(self.temperatures[hollow], means[hollow], "o", mfc=COLORS["card"], zorder=3, **style)
+        if self.temperatures.min() > 0:
+            _logarithmic(axes.xaxis, self.temperatures)
         self._finish(axes, name, means, "temperature T")
 
     def draw_trace(self, axes: Axes, name: str) -> None:
@@ -150,20 +113,11 @@ class Charts:
         for position, temperature in enumerate(self.shown):  # next to each other, so that no bar covers another
             x = np.arange(len(entries)) + 0.5 * ((position + 0.5) / len(self.shown) - 0.5)
             means, errors = table[:, temperature, 0], np.nan_to_num(table[:, temperature, 1])
-            axes.errorbar(x, means, errors, fmt="o", ms=4.5, elinewidth=1.2, capsize=2, color=self.colors[position])
+            axes.errorbar(x, means, errors, fmt="o", ms=4.5, capsize=2, color=self.colors[position])
         ticks = np.unique(np.linspace(0, len(entries) - 1, 8).round().astype(int))
         axes.set_xticks(ticks, [entries[tick] for tick in ticks], rotation=20 if len("  ".join(entries)) > 40 else 0)
-        axes.grid(visible=False, axis="x")
         axes.set_xlim(-0.5, len(entries) - 0.5)
         self._finish(axes, name, table[:, self.shown, 0], dimension)
-
-    def draw_displacement(self, axes: Axes, found: Diffusion) -> None:
-        """Draw the mean squared displacement of the weights against steps."""
-        for position, temperature in enumerate(self.shown):
-            axes.plot(found.steps, found.displacement[temperature], "o-", ms=4, lw=1, color=self.colors[position])
-        _logarithmic(axes, "x", found.steps)
-        _logarithmic(axes, "y", found.displacement)
-        axes.set(xlabel="steps t", ylabel="|w(t₀ + t) − w(t₀)|² / N")
 
     def _finish(self, axes: Axes, name: str, values: np.ndarray, xlabel: str) -> None:
         """Label the axes; make the vertical one logarithmic where most values span more than a decade."""
@@ -176,28 +130,33 @@ class Charts:
                 low, high = min(values.min(), 1.0), max(values.max(), 1.0)
                 axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         elif high > 10 * low and values.min() > 0:
-            _logarithmic(axes, "y", values)
+            _logarithmic(axes.yaxis, values)
 
 
-def summary_figure(trace: xr.Dataset, published: Sequence[Any] = (), *, discard: float = DEFAULT_DISCARD) -> Figure:
+def _logarithmic(axis: Any, values: np.ndarray) -> None:
+    """Make an axis of positive values logarithmic, with plain tick labels, at 1, 2 and 5 if there are few decades."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if np.ptp(np.log10(values)) < 2 else (1,), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def summary_figure(trace: xr.Dataset, *, discard: float = DEFAULT_DISCARD) -> Figure:
     """Return a picture of loss, |w|² and error: averages against temperature (as in Fig. 3d), above their traces.
 
     Args:
         trace: records, as `sample` returns them.
-        published: averages to compare with, from `paper.results.published_averages`.
         discard: share of the records that averages leave out; it is shaded in the traces.
     """
-    charts = Charts(trace, discard, published, ())
+    charts = Charts(trace, discard)
     names = [name for name in ("loss", "squared_norm", "error") if name in charts.averages]
     if not names:
         raise ValueError(f"trace holds {', '.join(map(str, trace.data_vars))}; record loss, squared_norm or error")
-    with mpl.rc_context(STYLE | {"figure.constrained_layout.w_pad": 0.12, "figure.constrained_layout.h_pad": 0.08}):
+    with _style():
         figure = Figure(figsize=(4.3 * len(names), 6.8))
-        axes = figure.subplots(2, len(names), squeeze=False)
-        for (upper, lower), name in zip(axes.T, names, strict=True):
+        for (upper, lower), name in zip(figure.subplots(2, len(names), squeeze=False).T, names, strict=True):
             charts.draw_average(upper, name)
             charts.draw_trace(lower, name)
-        axes[0, 0].legend(fontsize=9)
         curves = [mpl.lines.Line2D([], [], color=color) for color in charts.colors]
         figure.legend(curves, charts.legend, loc="outside lower center", ncols=6)
     return figure
@@ -223,29 +182,18 @@ def ramp(theme: str, count: int) -> list[str]:
     return [to_hex(color) for color in colormap(np.linspace(0, 1, count))]
 
 
-def _logarithmic(axes: Axes, which: str, values: np.ndarray) -> None:
-    """Make an axis logarithmic with plain tick labels, at 1, 2 and 5 where there are few decades."""
-    positive = values[np.isfinite(values) & (values > 0)]
-    if positive.size:
-        axes.set(**{f"{which}scale": "log"})
-        axis = axes.xaxis if which == "x" else axes.yaxis
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if np.ptp(np.log10(positive)) < 2 else (1,), numticks=8))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-        axis.set_minor_formatter(NullFormatter())
+def _style(salt: str = "") -> Any:
+    return mpl.rc_context({"svg.hashsalt": salt}, fname=str(resources.files(__package__) / "report.mplstyle"))
 
 
 def _svg(draw: Callable[[Axes, Any], None], what: Any, identity: str, variables: Mapping[str, str]) -> Markup:
     """Return a chart as inline SVG; `variables` maps the colours of the light theme to CSS variables."""
     stream = io.StringIO()
-    with mpl.rc_context(STYLE | {"svg.hashsalt": identity}):  # the salt makes identities within the SVG unique
+    with _style(identity):  # the salt makes identities within the SVG unique
         figure = Figure(figsize=(5, 3))
-        axes = figure.subplots()
-        draw(axes, what)
-        if len(axes.get_legend_handles_labels()[0]) > 1:
-            figure.legend(loc="outside lower center", ncols=3)
-        figure.savefig(
-            stream, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"])
-        )
+        draw(figure.subplots(), what)
+        metadata = dict.fromkeys(["Creator", "Date", "Format", "Type"])
+        figure.savefig(stream, format="svg", transparent=True, metadata=metadata)
     text = re.sub(r"^.*?<svg[^>]*>|<defs>\s*<style.*?</defs>", "", stream.getvalue(), flags=re.S)
     text = re.sub(r'(?<=<g) id="[^"]*"|font-family: [^;]*;', "", text)
     text = re.sub(r' d="[^"]*"', lambda found: re.sub(r"(\.\d)\d+|\n", r"\1", found[0]), text)
@@ -264,7 +212,9 @@ def report_html(result: Result, certificate: Certificate | None = None, facts: M
     """
     facts = {"name": "run", "config": {}, "provenance": {}, "reason": "No certificate was computed.", **(facts or {})}
     discard = DEFAULT_DISCARD if certificate is None else certificate.burn_in
-    charts = Charts(result.trace, discard, _published(result, facts["config"]), _of_sampler(result))
+    state = jax.tree.map(lambda leaf: leaf[0], result.states)
+    internal = () if state is None else jax.eval_shape(result.sampler.measure, state, state.weights)
+    charts = Charts(result.trace, discard, internal)
     environment = jinja2.Environment(loader=jinja2.FunctionLoader(_resource), autoescape=True, trim_blocks=True)
     environment.filters |= {"number": number, "pretty": pretty}
     return environment.get_template("report.html").render(
@@ -273,10 +223,9 @@ def report_html(result: Result, certificate: Certificate | None = None, facts: M
         charts=charts,
         few=FEW_SAMPLES,
         key_numbers=_key_numbers(result, facts.get("seconds", 0.0)),
-        matrix=_matrix(() if certificate is None else certificate.lines),
         notices=_notices(result.trace),
         plus_minus=lambda value, error: pretty(plus_minus(value, error)),
-        sections=_sections(result, charts, discard),
+        sections=_sections(charts),
         style=Markup(_resource("report.css")),
         themes={theme: ramp(theme, len(charts.colors)) for theme in RAMPS},
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -284,18 +233,12 @@ def report_html(result: Result, certificate: Certificate | None = None, facts: M
 
 
 def write_report(
-    path: str | Path,
-    out: str | Path | None = None,
-    *,
-    certificate: Certificate | None = None,
-    result: Result | None = None,
-    allow_code: bool = False,
+    path: str | Path, *, certificate: Certificate | None = None, result: Result | None = None, allow_code: bool = False
 ) -> Path:
-    """Write the page of a run, finished or not, and return its path; without a certificate if it cannot be loaded.
+    """Write `report.html` of a run, finished or not, and return its path; without a certificate if it cannot be loaded.
 
     Args:
         path: the run folder.
-        out: file to write; default: `report.html` in the run folder.
         certificate: certificate of the run, where it was just computed; default: it is computed.
         result: result of the run, where it was just computed; default: it is loaded.
         allow_code: execute the Python file that `network.module` names.
@@ -305,21 +248,20 @@ def write_report(
         PosixPath('runs/first/report.html')
     """
     folder = RunFolder.existing(path)
-    trace = read_trace(path)
+    trace = read_trace(path, last=1)
     if trace is None or trace.sizes["draw"] == 0:
         raise RunFolderError(f"{path} has no records yet; continue it with `pseudolangevin resume {path}`")
-    page = folder.path / "report.html" if out is None else Path(out)
-    check_writable(page.parent)
-    seconds = float(trace["seconds"].values[-1]) if "seconds" in trace else 0.0
-    facts: dict[str, Any] = {"name": folder.path.resolve().name, "seconds": seconds}
+    facts: dict[str, Any] = {"name": folder.path.resolve().name, "seconds": float(trace["seconds"].values[-1])}
     facts |= {"config": read_or_empty(folder.config), "provenance": read_or_empty(folder.provenance)}
-    incomplete = Result(trace, {}, None, None, None)  # type: ignore[arg-type]
     try:
-        result = load(path, make=partial(build, allow_code=allow_code)) if result is None else result
+        result = load(path, allow_code=allow_code) if result is None else result
         certificate = certificate or make_certificate(result)
     except Exception as error:  # the page is useful without a certificate, and states the reason
         facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
-    write_atomically(page, report_html(result or incomplete, certificate=certificate, facts=facts))
+    if result is None:
+        result = Result(read_trace(path) or trace, {}, None, None, None)  # type: ignore[arg-type]
+    page = folder.path / "report.html"
+    write_atomically(page, report_html(result, certificate=certificate, facts=facts))
     return page
 
 
@@ -327,57 +269,25 @@ def _resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _published(result: Result, config: Mapping[str, Any]) -> list[Any]:
-    """Return the published averages of the same system, if any."""
-    from ..paper.results import published_averages  # noqa: PLC0415
-
-    parts = [part for part in config.values() if isinstance(part, Mapping)]
-    return published_averages(result.num_weights, {name: value for part in parts for name, value in part.items()})
-
-
-def _of_sampler(result: Result) -> Collection[str]:
-    """Return the names of the variables that the sampler of a result records."""
-    state = jax.tree.map(lambda leaf: leaf[0], result.states)
-    return () if state is None else jax.eval_shape(result.sampler.measure, state, state.weights)
-
-
-def _sections(result: Result, charts: Charts, discard: float) -> dict[str, list[dict[str, Any]]]:
+def _sections(charts: Charts) -> dict[str, list[dict[str, Any]]]:
     """Return the figures of every section; a figure has an identity, a title, a caption and an SVG."""
     variables = {color: f"var(--{name})" for name, color in COLORS.items()}
     variables |= {color: f"var(--t{index})" for index, color in enumerate(charts.colors)}
 
-    def figure(draw: Callable[[Axes, Any], None], what: Any, name: str, title: str, caption: str) -> dict[str, Any]:
-        identity = re.sub(r"\W", "-", f"{draw.__name__.removeprefix('draw_')}-{name}")
-        return {"id": identity, "title": title, "caption": caption, "svg": _svg(draw, what, identity, variables)}
-
     def figures(names: Sequence[str], draw: Callable[[Axes, str], None] | None = None) -> list[dict[str, Any]]:
         found = []
-        for name, variable in ((name, charts.trace[name]) for name in names):
-            finite = variable.values[np.isfinite(variable.values)]
+        for name in names:
+            variable, finite = charts.trace[name], charts.trace[name].values[np.isfinite(charts.trace[name].values)]
             if finite.size == 1 or np.ptp(finite) > 1e-6 * np.abs(finite).max():  # a constant needs no picture
-                title, caption = variable.attrs["label"], str(variable.attrs.get("long_name") or "")
                 method = draw or (charts.draw_trace if variable.ndim == 3 else charts.draw_profile)
-                found.append(figure(method, name, name, title, caption))
+                identity = re.sub(r"\W", "-", f"{method.__name__.removeprefix('draw_')}-{name}")
+                texts = {"title": variable.attrs["label"], "caption": str(variable.attrs.get("long_name") or "")}
+                found.append({"id": identity, "svg": _svg(method, name, identity, variables), **texts})
         return found
 
     sections = {group: figures(names) for group, names in charts.groups.items()}
     scalars = [name for name in charts.groups["observables"] if name in charts.averages and not charts.by_chain]
-    sections |= {"averages": figures(scalars, charts.draw_average), "displacement": []}
-    num_samples = 0 if result.samples is None else jax.tree.leaves(result.samples)[0].shape[2]
-    if kept(np.zeros(num_samples), discard).size > 1:
-        found, title = diffusion(result, burn_in=discard), "Mean squared displacement"
-        caption = "Kept weights of the averaged records. Slope 1 is free diffusion; a plateau is an explored basin."
-        sections["displacement"] = [figure(charts.draw_displacement, found, "weights", title, caption)]
-    return sections
-
-
-def _matrix(lines: Sequence[Line]) -> dict[str, dict[float | None, list[Line]]]:
-    """Return the lines of a certificate by name and temperature."""
-    names, temperatures = (dict.fromkeys(getattr(line, key) for line in lines) for key in ("name", "temperature"))
-    matrix: dict[str, dict[float | None, list[Line]]] = {name: {t: [] for t in temperatures} for name in names}
-    for line in lines:
-        matrix[line.name][line.temperature].append(line)
-    return matrix
+    return sections | {"averages": figures(scalars, charts.draw_average)}
 
 
 def _key_numbers(result: Result, seconds: float) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""Runs in folders: start one, continue one, read one back.
+"""Runs in folders: start one, continue one, read one back; from a configuration, or from Python with any model.
 
-All processes of a run execute the same functions; the first one holds the lock and writes the files.
+All processes of a run execute the same functions; the first one holds the lock and writes the files. The folder of a
+run that Python started is like any other, but its model is code, so the sampler has to be given again. It is recognised
+by its settings, the data, the structure of the weights and the energies of the last record.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,13 @@ import jax
 import numpy as np
 
 from .. import placement as hosts
-from .._checks import check_integer
+from .._trees import Weights, check_integer
 from ..chains import Record, Result, Run
 from ..data import Dataset
-from ..samplers.base import HEALTHY
+from ..placement import Placement
+from ..samplers.base import HEALTHY, Sampler
 from . import config
-from .build import Experiment, build, naming
+from .build import Experiment, build, check_chains, naming, python_settings
 from .config import PATHS, ConfigError, PythonSettings, Settings
 from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, read_text
 from .folder import write_atomically as write
@@ -44,8 +48,6 @@ FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "netw
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
 REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
-Command = Sequence[str] | None
-Make = Callable[..., Experiment] | None  # None: `build`
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
 
 
@@ -67,55 +69,31 @@ class Outcome:
         """Whether the run had all its steps before the session began."""
         return self.first_step >= self.num_steps
 
-    @property
-    def summary(self) -> str:
-        """What was done, in one line."""
-        if self.nothing_to_do:
-            return f"the run already has {self.step} steps; there is nothing to do"
-        return f"{self.step} of {self.num_steps} steps done, {self.seconds:.0f} s of sampling"
 
-    @property
-    def written_here(self) -> bool:
-        """Whether this process wrote the files, and prints for all processes."""
-        return hosts.is_first()
+def start(settings: Settings, path: str | Path, *, allow_code: bool = False, **options: Any) -> Outcome:
+    """Sample what a configuration describes into a new or empty folder; `options` are those of `_Session`."""
+    with stop_on_signals() as stop_asked:  # from now on: an exception out of JAX's compiler may end the process badly
+        with hosts.together():
+            experiment = build(settings, allow_code=allow_code)
+        return _begin(experiment, path, stop_asked, **options)
 
 
-def start(
-    settings: Settings, path: str | Path, *, command: Command = None, progress: bool | None = None, make: Make = None
-) -> Outcome:
-    """Sample into a new run folder.
-
-    Args:
-        settings: from `config.read`, `config.parse` or `Settings`.
-        path: the folder, which must be new or empty.
-        command: command noted in provenance.json; default: that of this process.
-        progress: show a progress bar; default: when the output is a terminal.
-        make: function from settings to an experiment.
-    """
-    with hosts.together():
-        experiment = (make or build)(settings)
-    return begin(experiment, path, command, progress)
-
-
-def begin(experiment: Experiment, path: str | Path, command: Command, progress: bool | None, **more: Any) -> Outcome:
-    """Sample into a new run folder; `more`: the arguments `on_record` and `max_seconds` of `pl.sample`."""
+def _begin(experiment: Experiment, path: str | Path, stop_asked: Callable[[], bool], **options: Any) -> Outcome:
     folder = RunFolder.at(path)
-    with hosts.together():
-        if hosts.is_first():
-            with disk_errors(folder):
-                RunFolder.new(folder.path)
-    with _session(folder, command, progress, **more) as session:
+    with disk_errors(folder):
+        _in_first(folder.make)
+    with _session(folder, stop_asked, **options) as session:
         return session.begin(experiment)
 
 
-def resume(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    command: Command = None,
-    progress: bool | None = None,
-    make: Make = None,
-    **more: Any,
+def _in_first(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in the first process; an error there is an error in all of them."""
+    with hosts.together():
+        return function(*arguments) if hosts.is_first() else None
+
+
+def continue_run(
+    path: str | Path, changes: Sequence[str] = (), *, how: Mapping[str, Any] | None = None, **options: Any
 ) -> Outcome:
     """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
 
@@ -123,36 +101,129 @@ def resume(
 
     Args:
         path: the run folder.
-        overrides: `key=value` changes of keys in `CHANGEABLE` and of paths, which are relative to the run folder;
+        changes: `key=value` changes of keys in `CHANGEABLE` and of paths, which are relative to the run folder;
             `num_steps=40000` extends a run.
-        command: see `start`.
-        progress: see `start`.
-        make: function from settings to an experiment.
-        more: see `begin`.
+        how: arguments of `build`, such as `allow_code`.
+        options: those of `_Session`.
     """
-    folder = RunFolder.existing(path)
-    with _session(folder, command, progress, **more) as session:
-        return session.resume(overrides, make or build)
+    with stop_on_signals() as stop_asked, _session(RunFolder.existing(path), stop_asked, **options) as session:
+        return session.resume(changes, how or {})
 
 
-def load(path: str | Path, *, samples: bool = True, num_records: int | None = None, make: Make = None) -> Result:
-    """Return the result of a run, finished or not, as `sample` would have returned it; see `pl.load`."""
+def sample(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapping[str, Any]) -> Result:
+    """Sample into a new run folder; `options` are the other arguments of `pl.sample`."""
+    lengths = {name: options[name] for name in ("num_steps", "record_every", "keep_weights_every")}
+    more = {name: options[name] for name in ("progress", "on_record", "max_seconds")}
+    with stop_on_signals() as stop_asked:
+        states = run.start(weights, key)
+        one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
+        check_chains(run, one)
+        experiment = Experiment(python_settings(run, one, **lengths), run, one, states=states)
+        outcome = _begin(experiment, path, stop_asked, **more)
+    return _finish(outcome, sampler=run.sampler, weights=one)
+
+
+def resume(
+    path: str | Path,
+    sampler: Sampler | None = None,
+    *,
+    num_steps: int | None = None,
+    record_every: int | None = None,
+    weights: Weights | None = None,
+    test: Dataset | None = None,
+    observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None = None,
+    chunk_size: int | None = None,
+    placement: Placement | None = None,
+    on_record: Callable[[Record], None] | None = None,
+    max_seconds: float | None = None,
+    progress: bool | None = None,
+    allow_code: bool = False,
+) -> Result:
+    """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
+
+    Args:
+        path: the run folder.
+        sampler: the sampler, as in `sample`; None for a run that a configuration describes. An error is raised if its
+            settings, the data, the structure of the weights or the recorded energies are not those of the run.
+        num_steps: total number of steps, to extend a run.
+        record_every: steps between records from now on.
+        weights: any weights of the model; needed if they are not nested dicts, lists and tuples.
+        test: as in `sample`; so are `observables`, `chunk_size`, `placement`, `on_record`, `max_seconds`, `progress`.
+        observables: see `sample`.
+        chunk_size: see `sample`.
+        placement: see `sample`.
+        on_record: see `sample`.
+        max_seconds: see `sample`.
+        progress: see `sample`.
+        allow_code: execute the Python file that the configuration names as `network.module`.
+    """
+    changes = []
+    for name, value in (("num_steps", num_steps), ("record_every", record_every)):
+        if value is not None:
+            check_integer(name, value, minimum=1)
+            changes.append(f"{name}={int(value)}")
+    again: dict[str, Any] = {"sampler": sampler, "weights": weights, "allow_code": allow_code}
+    how = again | {"test": test, "observables": observables, "chunk_size": chunk_size, "placement": placement}
+    options = {"on_record": on_record, "max_seconds": max_seconds, "progress": progress}
+    return _finish(continue_run(path, changes, how=how, **options), **again)
+
+
+def _finish(outcome: Outcome, **how: Any) -> Result:
+    """Return the result of a session, with its certificate and report in the folder."""
+    folder = RunFolder(outcome.path)
+    if outcome.interrupted:
+        raise KeyboardInterrupt(f"stopped at step {outcome.step}; continue with pl.resume({str(folder.path)!r}, ...)")
+    result = load(folder.path, **how)
+    if hosts.is_first() and not outcome.nothing_to_do and result.trace.sizes["draw"]:
+        from ..diagnostics import certificate  # noqa: PLC0415
+
+        made = certificate(result)
+        with disk_errors(folder):
+            noted = {"step": outcome.step, "text": made.to_text(), **made.to_dict()}
+            write(folder.certificate, json.dumps(noted, indent=2))
+            if util.find_spec("matplotlib") and util.find_spec("jinja2"):
+                # The report reads runs by this module, so it is imported when it is made.
+                import_module(".report", __package__).write_report(folder.path, certificate=made, result=result)
+    return result
+
+
+def load(
+    path: str | Path,
+    sampler: Sampler | None = None,
+    *,
+    samples: bool = True,
+    num_records: int | None = None,
+    weights: Weights | None = None,
+    allow_code: bool = False,
+) -> Result:
+    """Return the result of a run, finished or not, as `sample` would have returned it.
+
+    Every record, kept draw and checkpoint is checked; a damaged one is an error that names it.
+
+    Args:
+        path: the run folder.
+        sampler: the sampler of a run that Python started; None for a run that a configuration describes.
+        samples: also read the kept weights into memory.
+        num_records: number of first records to read, for example those before a damaged one; default: all.
+        weights: any weights of the model; needed if they are not nested dicts, lists and tuples.
+        allow_code: execute the Python file that the configuration names as `network.module`.
+    """
     folder = RunFolder.existing(path)
     if num_records is not None:
         check_integer("num_records", num_records, minimum=0)
-    settings = _read_settings(folder)
+    settings = _settings(folder)
     if not folder.trace.exists():
         raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
     if isinstance(settings, Settings):
         settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
-    experiment = (make or build)(settings, check_start=False)
+    experiment = build(settings, check_start=False, sampler=sampler, weights=weights, allow_code=allow_code)
     run = experiment.run
     at, states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)
     if num_records is None and not notes and at.step < max(trace["step"], default=0):
         why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
         notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, stacklevel=2)
     dataset = to_dataset(header, trace).assign_attrs(record_every=settings.record_every)
     seconds = float(dataset["seconds"][-1]) if dataset.sizes["draw"] else math.nan
     dataset = dataset.drop_vars("seconds")
@@ -168,10 +239,11 @@ class _Session:
     """A session that holds the lock of a run folder."""
 
     folder: RunFolder
-    command: Sequence[str]
-    progress: bool | None
     notes: list[str]
     stop_asked: Callable[[], bool]
+    command: Sequence[str] | None = None
+    """Command that provenance.json names; default: that of this process."""
+    progress: bool | None = None
     on_record: Callable[[Record], None] | None = None
     max_seconds: float | None = None
 
@@ -185,38 +257,32 @@ class _Session:
         hashes = _hashes(experiment)
         noted = describe_session(self.command) | hashes | {"test_sha256": _hash_of(run.test)}
         noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
-        with hosts.together():
-            if hosts.is_first():
-                write(folder.config, config.to_toml(settings))
-                write(folder.provenance, json.dumps(noted, indent=2))
+        _in_first(write, folder.config, config.to_toml(settings))
+        _in_first(write, folder.provenance, json.dumps(noted, indent=2))
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
-
-        def on_pause() -> None:
-            if self.stop_asked():
-                raise _StopAskedError
-
         states = experiment.states
         if isinstance(settings, Settings):
             try:
-                weights = experiment.starting_weights(on_pause, self.progress if hosts.is_first() else False)
+                weights = experiment.starting_weights(self._stop, self.progress if hosts.is_first() else False)
             except _StopAskedError:
                 self.log("interrupted before the first step")
                 return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
             with naming("start"):
                 states = run.start(weights, settings.seed)
-        complete = hosts.to_first(states)
-        with hosts.together():
-            if hosts.is_first():
-                Writer.create(folder, run, complete, settings.recording, hashes)
+        _in_first(Writer.create, folder, run, hosts.to_first(states), settings.recording, hashes)
         return self.proceed(experiment, states, Checkpoint(), hashes)
 
-    def resume(self, changes: Sequence[str], make: Callable[..., Experiment]) -> Outcome:
+    def _stop(self) -> None:
+        if self.stop_asked():
+            raise _StopAskedError
+
+    def resume(self, changes: Sequence[str], how: Mapping[str, Any]) -> Outcome:
         """Sample from the newest valid checkpoint on, or from the first step if there is none yet."""
         folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
-            settings = _changed(folder, changes)
+            settings = _settings(folder, changes)
             begun = folder.trace.exists()
-            experiment = make(settings, check_start=not begun)
+            experiment = build(settings, check_start=not begun, **how)
             hashes = _check_unchanged(folder, experiment)
             if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
                 raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
@@ -228,28 +294,30 @@ class _Session:
             self.notes += damage
         states = experiment.run.put(states)
         _check_energies(folder, experiment.run, states, at)
-        with hosts.together():
-            if hosts.is_first():
-                for line in self.notes:
-                    folder.log(line)
-                if at.step < settings.num_steps:
-                    noted = read_json(folder.provenance)
-                    entry = describe_session(self.command) | {"from_step": at.step}
-                    noted["resumed"] = [*noted.get("resumed", []), entry]
-                    write(folder.provenance, json.dumps(noted, indent=2))
-                    folder.log(f"resumed from the checkpoint at step {at.step}")
-                write(folder.config, config.to_toml(settings))
-                checkpoints.clean(newer_than=at.step)
+        for line in self.notes:
+            self.log(line)
+        if at.step < settings.num_steps:
+            noted = _in_first(read_json, folder.provenance) or {}
+            noted.setdefault("resumed", []).append(describe_session(self.command) | {"from_step": at.step})
+            _in_first(write, folder.provenance, json.dumps(noted, indent=2))
+            self.log(f"resumed from the checkpoint at step {at.step}")
+        _in_first(write, folder.config, config.to_toml(settings))
+        _in_first(checkpoints.clean, at.step)
         return self.proceed(experiment, states, at, hashes)
 
     def proceed(self, experiment: Experiment, states: Any, at: Checkpoint, hashes: Mapping[str, str]) -> Outcome:
         """Sample from a checkpoint on."""
         settings, run, recording = experiment.settings, experiment.run, experiment.settings.recording
         with ExitStack() as stack:
-            with hosts.together():
-                writer = Writer(self.folder, run, recording, hashes, at) if hosts.is_first() else None
+            writer = _in_first(Writer, self.folder, run, recording, hashes, at)
             if writer:
                 stack.callback(writer.close)
+
+            def save(is_due: bool) -> None:
+                if hosts.first_decides(is_due):
+                    complete = hosts.to_first(last.states)
+                    _in_first(lambda: writer.checkpoint(last.step, complete))
+
             last, interrupted, number = Record(at.step, states, None), self.stop_asked(), at.records
             limits: dict[str, Any] = {"first": at.step, "stop": at.step if interrupted else settings.num_steps}
             limits |= {"every": settings.record_every, "pause_every": recording.checkpoint_every}
@@ -260,23 +328,14 @@ class _Session:
                 number += last.observables is not None
                 every = recording.keep_weights_every if last.observables is not None else 0
                 kept = run.positions(last.states) if every and number % every == 0 else None
-                due = hosts.first_decides(writer is not None and writer.checkpoint_due(last.step))
-                complete = hosts.to_first(last.states) if due else None
-                with hosts.together():
-                    if writer:
-                        writer.add(last, kept)
-                    if writer and due:
-                        writer.checkpoint(last.step, complete)
+                _in_first(lambda: writer.add(last, kept))  # noqa: B023 (called at once)
+                save(writer is not None and writer.checkpoint_due(last.step))
                 if self.on_record is not None and last.observables is not None:
                     self.on_record(last)
                 if last.step < settings.num_steps and self.stop_asked():
                     interrupted = True
                     break
-            if hosts.first_decides(writer is not None and writer.saved_step != last.step):
-                complete = hosts.to_first(last.states)
-                with hosts.together():
-                    if writer:
-                        writer.checkpoint(last.step, complete)
+            save(writer is not None and writer.saved_step != last.step)
             seconds = writer.seconds if writer else 0.0
         stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
         how = "interrupted" if interrupted else "ended"
@@ -290,15 +349,14 @@ class _StopAskedError(Exception):
 
 
 @contextmanager
-def _session(folder: RunFolder, command: Command, progress: bool | None, **more: Any) -> Iterator[_Session]:
-    """Lock the folder, log warnings, and stop on signals."""
+def _session(folder: RunFolder, stop_asked: Callable[[], bool], **options: Any) -> Iterator[_Session]:
+    """Lock the folder, and log warnings."""
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(disk_errors(folder))
         with hosts.together():
             if hosts.is_first() and (note := stack.enter_context(locked(folder))):
                 notes.append(note)
-        stop_asked = stack.enter_context(stop_on_signals())
         if hosts.is_first():
             stack.enter_context(warnings.catch_warnings())
             show = warnings.showwarning
@@ -308,8 +366,7 @@ def _session(folder: RunFolder, command: Command, progress: bool | None, **more:
                 show(message, *details, **more)
 
             warnings.showwarning = show_and_log
-        asked = lambda: hosts.any_process(stop_asked())  # noqa: E731
-        yield _Session(folder, command or sys.argv, progress, notes, asked, **more)
+        yield _Session(folder, notes, lambda: hosts.any_process(stop_asked()), **options)
 
 
 def _restore(
@@ -380,24 +437,22 @@ def _check_energies(folder: RunFolder, run: Run, states: Any, at: Checkpoint) ->
         raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
 
 
-def _read_settings(folder: RunFolder) -> Any:
+def _settings(folder: RunFolder, changes: Sequence[str] = ()) -> Any:
+    """Return the settings of a run, with changes; raise if one of them would make another run."""
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        if key not in FREE:
+            raise ConfigError([f"--set {change}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
     try:
-        return config.parse(read_text(folder.config), source="the file", folder=folder.path.resolve())
+        text, place = read_text(folder.config), folder.path.resolve()
+        settings = config.parse(text, source="the file", folder=place)
     except ConfigError as error:
         raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
     except UnicodeDecodeError as error:
         raise ConfigError([f"{folder.config} is not UTF-8 text (byte {error.start}); restore it from a copy"]) from None
-
-
-def _changed(folder: RunFolder, overrides: Sequence[str]) -> Any:
-    """Return the settings with overrides; raise if one of them would make another run."""
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key not in FREE:
-            raise ConfigError([f"--set {override}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
-    _read_settings(folder)  # for errors of the file itself
-    settings = config.parse(read_text(folder.config), overrides, folder=folder.path.resolve())
-    done = Checkpoints(folder.checkpoints).steps()
+    if changes:
+        settings = config.parse(text, changes, folder=place)
+    done = Checkpoints(folder.checkpoints).steps() if changes else []
     if done and settings.num_steps < done[-1]:
         given = f"num_steps = {settings.num_steps}"
         raise ConfigError([f"{given} is below the {done[-1]} steps already done; give a larger number"])
@@ -447,20 +502,18 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
     Python's own handlers wait until compiled code returns, which may take many seconds. So a thread, woken by the
     signal itself, prints at once, and ends the process at a second signal, which is like a kill: the run continues from
-    its last checkpoint. An exception instead could come out anywhere, also in a callback of JAX, where it would be a
-    segmentation fault. An interactive session is not ended: there, the second signal raises KeyboardInterrupt. Outside
-    the main thread, where signals cannot be caught, no request can be made.
+    its last checkpoint. (An exception could come out of a callback of JAX, where it is a segmentation fault.) In an
+    interactive session the second signal raises KeyboardInterrupt instead. Signals are caught in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked, interactive = False, hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    asked, interactive = threading.Event(), hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
     def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked and interactive:
+        if asked.is_set() and interactive:
             raise KeyboardInterrupt
-        asked = True
+        asked.set()
 
     def listen() -> None:
         seen = 0
@@ -468,20 +521,19 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
             seen += number[0] in handlers
             if number[0] in handlers:
                 os.write(2, f"{STOPPING}\n".encode() if seen == 1 else f"\n{ENDED}\n".encode())
-            if seen > 1:
+            if seen > 1 and not interactive:
                 os._exit(130)
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     handlers = {int(number): signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    wakeup = -1 if interactive else signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    wakeup = signal.set_wakeup_fd(-1 if interactive else writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     try:
-        yield lambda: asked
+        yield asked.is_set
     finally:
-        if not interactive:
-            signal.set_wakeup_fd(wakeup)
+        signal.set_wakeup_fd(wakeup)
         os.close(writer)  # ends the thread
         thread.join()
         os.close(reader)

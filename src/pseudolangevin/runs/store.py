@@ -12,6 +12,7 @@ continues from there; the records after it are computed again, with the same bit
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -33,11 +34,12 @@ import xarray as xr
 
 from .._trees import Weights, named_leaves
 from ..chains import Record, Run
+from ..observables import OBSERVABLES
 from .folder import MAX_BYTES, RunFolder, RunFolderError, check_own, open_own, replaced
 
 FORMAT = "pseudolangevin records 1"
 CHECKSUM = 16  # bytes of the SHA-256 that follow a record
-BUFFER = 1 << 26  # bytes that are read at once, or that wait in memory to be written, or a single record
+BUFFER = 1 << 26  # bytes that wait in memory to be written, or a single record
 MAX_SHARE = 0.01  # of the time of a run for writing records, and as much for checkpoints: slow writes become rarer
 
 
@@ -53,37 +55,6 @@ class Header:
         """Return the header of records like these arrays, or their shapes and types."""
         return cls(tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays), about)
 
-    @cached_property
-    def lines(self) -> bytes:
-        """The two lines at the start of the file."""
-        line = json.dumps({"format": FORMAT, "fields": self.fields, "about": self.about}).encode() + b"\n"
-        return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Number of bytes of each field."""
-        return [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in self.fields]
-
-    def hasher(self, index: int) -> Any:
-        """Return the checksum of a record before its arrays."""
-        hasher = self._hasher.copy()
-        hasher.update(index.to_bytes(8, "little"))
-        return hasher
-
-    @cached_property
-    def _hasher(self) -> Any:
-        return hashlib.sha256(self.lines)
-
-    def write(self, stream: BinaryIO, index: int, arrays: Mapping[str, Any]) -> None:
-        """Write one record."""
-        hasher = self.hasher(index)
-        for name, dtype, shape in self.fields:
-            array = np.ascontiguousarray(arrays[name], dtype).reshape(shape)
-            part = array.reshape(-1).view(np.uint8).data
-            hasher.update(part)
-            stream.write(part)
-        stream.write(hasher.digest()[:CHECKSUM])
-
     @classmethod
     def read(cls, path: Path, stream: BinaryIO) -> Header:
         """Read the header of a file, and check it."""
@@ -93,16 +64,41 @@ class Header:
                 raise ValueError("its header is incomplete, or its checksum is wrong")
             value = json.loads(line)
             fields = tuple((str(name), str(dtype), tuple(shape)) for name, dtype, shape in value["fields"])
+            types = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)")
             valid = value["format"] == FORMAT and isinstance(value["about"], dict)
-            for _, dtype, shape in fields:
-                valid &= re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)", dtype) is not None and all(
-                    type(n) is int and 0 <= n < 2**48 for n in shape
-                )
-            if not valid:
+            valid &= all(types.fullmatch(dtype) is not None for _, dtype, _ in fields)
+            if not valid or not all(type(n) is int and 0 <= n < 2**48 for _, _, shape in fields for n in shape):
                 raise ValueError("its header is not one of a run")
             return cls(fields, value["about"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise RunFolderError(_damaged(path, " ".join(str(error).split())[:160])) from None
+            why = " ".join(str(error).split())[:160]
+            remedy = "restore it from a copy, or sample again into a new folder"
+            raise RunFolderError(f"{path} is damaged ({why}); {remedy}") from None
+
+    @cached_property
+    def lines(self) -> bytes:
+        """The two lines at the start of the file."""
+        line = json.dumps({"format": FORMAT, "fields": self.fields, "about": self.about}).encode() + b"\n"
+        return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+    @cached_property
+    def _hasher(self) -> Any:
+        return hashlib.sha256(self.lines)
+
+    def hasher(self, index: int) -> Any:
+        """Return the checksum of a record before its arrays."""
+        hasher = self._hasher.copy()
+        hasher.update(index.to_bytes(8, "little"))
+        return hasher
+
+    def write(self, stream: BinaryIO, index: int, arrays: Mapping[str, Any]) -> None:
+        """Write one record."""
+        hasher = self.hasher(index)
+        for name, dtype, shape in self.fields:
+            part = np.ascontiguousarray(arrays[name], dtype).reshape(shape).reshape(-1).view(np.uint8).data
+            hasher.update(part)
+            stream.write(part)
+        stream.write(hasher.digest()[:CHECKSUM])
 
 
 class RecordFile:
@@ -115,18 +111,18 @@ class RecordFile:
             self._stream: Any = os.fdopen(open_own(path, os.O_RDWR if writable else os.O_RDONLY), "rb")
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self)
             self.header = Header.read(path, self._stream)
             if header is not None and self.header.lines != header.lines:
                 pairs = itertools.zip_longest(self.header.fields, header.fields)
                 differ = next((pair for pair in pairs if pair[0] != pair[1]), None)
                 why = f"{differ[0]}, where config.toml requires {differ[1]}" if differ else "other settings or data"
                 raise RunFolderError(f"{path} does not fit the run: it has {why}; restore both from a copy")
-        except RunFolderError:
-            self._stream.close()
-            raise
-        self._start, self._length = len(self.header.lines), sum(self.header.sizes) + CHECKSUM
-        self._pending, self._num_pending = bytearray(), 0
+            stack.pop_all()
+        sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in self.header.fields]
+        self._start, self._ends = len(self.header.lines), list(itertools.accumulate(sizes, initial=0))
+        self._length, self._pending, self._num_pending = self._ends[-1] + CHECKSUM, io.BytesIO(), 0
         self.recorded = max(0, os.fstat(self._stream.fileno()).st_size - self._start) // self._length
 
     @staticmethod
@@ -152,21 +148,19 @@ class RecordFile:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Take one record; it is in the file after `flush`."""
-        stream = _Into(self._pending)
-        self.header.write(stream, self.recorded + self._num_pending, record)  # type: ignore[arg-type]
+        self.header.write(self._pending, self.recorded + self._num_pending, record)
         self._num_pending += 1
-        if len(self._pending) > BUFFER:
+        if self._pending.tell() > BUFFER:
             self.flush()
 
     def flush(self, *, durable: bool = False) -> None:
         """Write the records that were taken; with `durable`, wait until they are on disk. Raise if the file is gone."""
-        here, named = os.fstat(self._stream.fileno()), os.lstat(self.path)
-        if (here.st_dev, here.st_ino) != (named.st_dev, named.st_ino):
+        if not os.path.samestat(os.fstat(self._stream.fileno()), os.lstat(self.path)):
             raise RunFolderError(f"{self.path} was replaced while the run wrote to it; put it back, then resume")
-        end, done = self._start + self.recorded * self._length, 0
-        while done < len(self._pending):  # a disk that is nearly full takes a part
-            done += os.pwrite(self._stream.fileno(), memoryview(self._pending)[done:], end + done)
-        self.recorded, self._num_pending, self._pending = self.recorded + self._num_pending, 0, bytearray()
+        end, done, content = self._start + self.recorded * self._length, 0, self._pending.getvalue()
+        while done < len(content):  # a disk that is nearly full takes a part
+            done += os.pwrite(self._stream.fileno(), memoryview(content)[done:], end + done)
+        self.recorded, self._num_pending, self._pending = self.recorded + self._num_pending, 0, io.BytesIO()
         if durable:
             os.fsync(self._stream.fileno())
 
@@ -176,39 +170,18 @@ class RecordFile:
         The arrays end before it; if there is none, it is `stop`.
         """
         stop = self.recorded if stop is None else min(stop, self.recorded)
-        count = max(0, stop - first)
-        out = {name: np.empty((count, *shape), dtype) for name, dtype, shape in self.header.fields}
-        ends = list(itertools.accumulate(self.header.sizes, initial=0))
+        raw = np.zeros((max(0, stop - first), self._length), np.uint8)
         self._stream.seek(self._start + first * self._length)
-        at_once = max(1, BUFFER // self._length)
-        for begin in range(0, count, at_once):
-            number = min(at_once, count - begin)
-            block = np.empty((number, self._length), np.uint8)
-            if self._stream.readinto(block.data) < block.nbytes:  # cut meanwhile
-                number = 0
-            good = next((n for n in range(number) if not self._is_valid(first + begin + n, block[n].data)), number)
-            for (name, dtype, shape), (low, high) in zip(self.header.fields, itertools.pairwise(ends), strict=True):
-                part = np.ascontiguousarray(block[:good, low:high])
-                out[name][begin : begin + good] = part.view(dtype).reshape(good, *shape)
-            if good < len(block):
-                return {name: values[: begin + good] for name, values in out.items()}, first + begin + good
-        return out, stop
+        found = self._stream.readinto(raw.data) // self._length  # fewer if the file was cut meanwhile
+        raw = raw[: next((n for n in range(found) if not self._is_valid(first + n, raw[n].data)), found)]
+        parts = zip(self.header.fields, itertools.pairwise(self._ends), strict=True)
+        fields = {name: raw[:, low:high].view(d).reshape(len(raw), *shape) for (name, d, shape), (low, high) in parts}
+        return fields, first + len(raw)
 
     def _is_valid(self, index: int, record: memoryview) -> bool:
         hasher = self.header.hasher(index)
         hasher.update(record[:-CHECKSUM])
         return hasher.digest()[:CHECKSUM] == record[-CHECKSUM:]
-
-
-class _Into:
-    """A stream that appends to bytes."""
-
-    def __init__(self, target: bytearray) -> None:
-        self.write = target.extend
-
-
-def _damaged(path: Path, why: str) -> str:
-    return f"{path} is damaged ({why}); restore it from a copy, or sample again into a new folder"
 
 
 @dataclass(frozen=True)
@@ -294,7 +267,7 @@ def _is_key(leaf: Any) -> bool:
 
 def headers(run: Run, states: Any, about: Mapping[str, str], weights_dtype: str) -> tuple[Header, Header]:
     """Return the headers of the trace and of the kept weights; `states` are those of the chains, or their shapes."""
-    empty = run.empty_trace(states, 1)
+    empty = run.trace(states, [], 1)
     columns = {str(name): np.moveaxis(empty[name].values, 2, 0)[:0] for name in empty.data_vars}
     shapes = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in columns.items()}
     labels: dict[str, Any] = {"run": dict(about), "observed_examples": run.observed.num_examples}
@@ -420,3 +393,9 @@ def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
             return to_dataset(file.header, file.read(max(0, file.recorded - (last or file.recorded)))[0])
     except Exception:  # a foreign header fails in many ways
         return None
+
+
+def in_order(trace: xr.Dataset) -> list[str]:
+    """Return the names of the variables of a trace: built-in ones in the order of their table, then the user's own."""
+    known = [*OBSERVABLES]
+    return sorted(map(str, trace.data_vars), key=lambda name: known.index(name) if name in known else len(known))

@@ -1,4 +1,8 @@
-"""Samplers, one family per file; `base` holds the contract they share."""
+"""Samplers, one family per file; `base` holds the contract they share.
+
+To add one, write a file with a subclass of `base.Sampler` that defines `init` and `step`, and add the class to SAMPLERS
+below, where `pl.NAME` and the command line find it.
+"""
 
 from .adam import Adam
 from .balanced import BalancedLangevin

@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import _trees as trees
-from .._checks import check_integer, check_interval, check_positive
-from .._trees import Array, Batch, Key, Weights
-from ..data.dataset import Dataset
-from ..data.streamed import StreamedDataset
+from .._trees import Array, Batch, Key, Weights, check_integer, check_interval, check_positive
+from ..data.dataset import Dataset, StreamedDataset
 from ..gradients import exact_means, minibatch_gradient
 from .base import MAX_STEPS, Sampler, Status
 
@@ -56,8 +54,7 @@ class Adam(Sampler):
     """Adam on mini-batches drawn with replacement: minimises the same potential, regulariser included.
 
     It has no temperature: run it with `sample` without temperatures; its chains are independent trainings. The trace
-    holds loss and error of the training set, of a test set if `sample` got one, and of the validation set
-    (`validation_error`, `validation_loss`, computed at `validation_step`).
+    also has `validation_error` and `validation_loss`, computed at `validation_step`.
 
     Args:
         batch_size: examples per mini-batch.
@@ -95,19 +92,26 @@ class Adam(Sampler):
         check_positive("learning_rate", self.learning_rate)
         check_interval("decay_factor", self.decay_factor, 0, 1, "use 1 for a constant learning rate")
         check_positive("decay_epochs", self.decay_epochs)
-        if self.validation is not None:
-            _check_validation(self.dataset, self.validation)
-            if self.validate_every is None:
-                every = max(1, round(self.dataset.num_examples / self.batch_size))
-                object.__setattr__(self, "validate_every", every)
-            check_integer("validate_every", self.validate_every, minimum=1)
-            if self.patience is not None:
-                check_integer("patience", self.patience, minimum=1, remedy="leave it out to never stop")
+        if self.validation is None:
+            for name in ("validate_every", "patience"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(f"{name} = {value!r} needs a validation set; pass validation=, or leave it out")
             return
-        for name in ("validate_every", "patience"):
-            if getattr(self, name) is not None:
-                value = getattr(self, name)
-                raise ValueError(f"{name} = {value!r} needs a validation set; pass validation=, or leave it out")
+        if not isinstance(self.validation, Dataset):
+            raise ValueError(f"validation = {self.validation!r} is not a Dataset; pass Dataset(inputs, targets)")
+        for name, dataset in (("the training set", self.dataset), ("validation", self.validation)):
+            if isinstance(dataset, StreamedDataset):
+                why = "cannot be validated during training"
+                raise ValueError(f"{name} is a StreamedDataset, which {why}; pass a Dataset")
+        shapes = [jax.tree.map(lambda array: array.shape[1:], d.batch) for d in (self.validation, self.dataset)]
+        if shapes[0] != shapes[1]:
+            found = f"validation holds examples of shapes {shapes[0]}, the training set {shapes[1]}"
+            raise ValueError(f"{found}; they must be the same")
+        if self.validate_every is None:
+            object.__setattr__(self, "validate_every", max(1, round(self.dataset.num_examples / self.batch_size)))
+        check_integer("validate_every", self.validate_every, minimum=1)
+        if self.patience is not None:
+            check_integer("patience", self.patience, minimum=1, remedy="leave it out to never stop")
 
     @property
     def optimizer(self) -> Any:
@@ -121,9 +125,8 @@ class Adam(Sampler):
     @property
     def settings(self) -> dict[str, Any]:
         """All settings; the validation set is given by its number of examples."""
-        num_validation = self.validation.num_examples if self.validation is not None else 0
         own = {name: value for name, value in super().settings.items() if name != "validation"}
-        return own | {"num_validation": num_validation}
+        return own | {"num_validation": self.validation.num_examples if self.validation is not None else 0}
 
     def check(self, weights: Weights) -> None:
         """Raise if the validation set does not fit the potential."""
@@ -135,12 +138,10 @@ class Adam(Sampler):
 
     def init(self, key: Key, weights: Weights, temperature: Array | float = 0.0) -> AdamState:
         """Start with empty moments; the start is the best so far."""
-        step = jnp.zeros((), jnp.int32)
-        validation = None
+        step, validation = jnp.zeros((), jnp.int32), None
         if self.validation is not None:
             loss, error = self._validate(weights, self.validation)
-            score = loss if error is None else error
-            validation = Validation(loss, error, step, score, step, weights, jnp.zeros((), jnp.int32))
+            validation = Validation(loss, error, step, loss if error is None else error, step, weights, step)
         return AdamState(
             weights=weights,
             temperature=jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype),
@@ -153,11 +154,31 @@ class Adam(Sampler):
 
     def step(self, state: AdamState, batch: Batch | None) -> AdamState:
         """Return the state after one update."""
-        split = self.dataset.mesh is not None
-        gradient = minibatch_gradient(self.potential, state.weights, batch, self.precision, split=split)  # type: ignore[arg-type]
+        weights, split = trees.unpack(state.weights), self.dataset.mesh is not None
+        gradient = minibatch_gradient(self.potential, weights, batch, self.precision, split=split)  # type: ignore[arg-type]
+        gradient = trees.pack_like(state.weights, gradient)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.weights)
         weights = jax.tree.map(jnp.add, state.weights, updates)
         return state._replace(weights=weights, optimizer=optimizer_state, step=state.step + 1)
+
+    def pack(self, state: AdamState) -> AdamState:
+        """Return the state with one vector each for weights and moments, if they fit on one device."""
+        structure: Any = jax.tree.structure(state.weights)
+        if self.dataset.mesh is not None or structure.num_leaves < 2 or not trees.is_packable(state.weights):
+            return state
+
+        def is_tree(part: Any) -> bool:
+            return jax.tree.structure(part) == structure
+
+        parts = state.weights, state.optimizer
+        weights, optimizer = jax.tree.map(lambda p: trees.pack(p) if is_tree(p) else p, parts, is_leaf=is_tree)
+        return state._replace(weights=weights, optimizer=optimizer)
+
+    def unpack(self, state: AdamState) -> AdamState:
+        """Return the state with tensors."""
+        parts = state.weights, state.optimizer
+        weights, optimizer = jax.tree.map(trees.unpack, parts, is_leaf=lambda part: isinstance(part, trees.Flat))
+        return state._replace(weights=weights, optimizer=optimizer)
 
     @property
     def refreshes(self) -> bool:
@@ -190,43 +211,17 @@ class Adam(Sampler):
     def measure(self, state: AdamState, exact_gradient: Weights) -> dict[str, Array]:
         """Return the last validation."""
         del exact_gradient
-        validation = state.validation
-        if validation is None:
+        if (last := state.validation) is None:
             return {}
-        measurements = {
-            "validation_loss": validation.loss,
-            "validation_step": validation.step,
-            "best_step": validation.best_step,
-        }
-        return measurements if validation.error is None else measurements | {"validation_error": validation.error}
+        found = {"validation_loss": last.loss, "validation_step": last.step, "best_step": last.best_step}
+        return found if last.error is None else found | {"validation_error": last.error}
 
     def _validate(self, weights: Weights, validation: Dataset) -> tuple[Array, Array | None]:
         """Return loss and error of the validation set; a loss that overflows is large and must not stop a chain."""
-        quantities = [self.potential.per_example_loss]
-        if self.potential.per_example_error is not None:
-            quantities.append(self.potential.per_example_error)
-        means = exact_means(quantities, weights, validation, None)
-        loss = means[0].high
+        quantities = [q for q in (self.potential.per_example_loss, self.potential.per_example_error) if q is not None]
+        loss, *error = (mean.high for mean in exact_means(quantities, weights, validation, None))
         largest = float(jnp.finfo(loss.dtype).max)
-        loss = jnp.nan_to_num(loss, nan=largest, posinf=largest)
-        return loss, means[1].high if len(means) > 1 else None
-
-
-def _check_validation(training: Dataset, validation: Dataset) -> None:
-    if not isinstance(validation, Dataset):
-        raise ValueError(f"validation = {validation!r} is not a Dataset; pass Dataset(inputs, targets)")
-    for name, dataset in (("the training set", training), ("validation", validation)):
-        if isinstance(dataset, StreamedDataset):
-            raise ValueError(f"{name} is a StreamedDataset, which cannot be validated during training; pass a Dataset")
-
-    def examples(dataset: Dataset) -> Any:
-        return jax.tree.map(lambda array: array.shape[1:], dataset.batch)
-
-    if examples(training) != examples(validation):
-        raise ValueError(
-            f"validation holds examples of shapes {examples(validation)}, the training set {examples(training)}; "
-            "they must be the same"
-        )
+        return jnp.nan_to_num(loss, nan=largest, posinf=largest), error[0] if error else None
 
 
 def best_weights(result: Any) -> Weights:
@@ -239,20 +234,15 @@ def best_weights(result: Any) -> Weights:
     """
     sampler = result.sampler
     if not isinstance(sampler, Adam) or sampler.validation is None:
-        raise ValueError(
-            f"result comes from {sampler.name} without a validation set; "
-            "best_weights needs a run of adam(potential, dataset, validation=...)"
-        )
-    states = _validate_last(sampler, result.states)
-    return jax.tree.map(lambda leaf: leaf[None], states.validation.best_weights)
+        remedy = "best_weights needs a run of adam(potential, dataset, validation=...)"
+        raise ValueError(f"result comes from {sampler.name} without a validation set; {remedy}")
+    return jax.tree.map(lambda leaf: leaf[None], _validate_last(sampler, result.states).validation.best_weights)
 
 
 @jax.jit
-def _validate_last(sampler: Adam, states: AdamState) -> AdamState:
-    def validate(state: AdamState) -> AdamState:
-        moved = state.status == Status.RUNNING
-        if state.validation is not None:
-            moved = moved & (state.step > state.validation.step)
+def _validate_last(sampler: Adam, states: Any) -> Any:
+    def validate(state: Any) -> Any:
+        moved = (state.status == Status.RUNNING) & (state.step > state.validation.step)
         return trees.select(moved, sampler.refresh(state), state)
 
     return jax.vmap(validate)(states)

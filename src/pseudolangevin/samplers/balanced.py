@@ -11,11 +11,13 @@ The friction acts on the momentum before the kick. On a quadratic potential of c
 w + (δt/2)·h/M, then have the covariance T/H exactly: for any Σ, any masses and any stable time step (docs/method.md has
 the proof). Friction may depend on the weights without any correction term.
 
-Σ·v needs no matrix. With the slopes a_i = g_i·v of B further examples, drawn independently of the S others,
+Σ·v needs no matrix. With the slopes a_i = g_i·v of B examples,
 
     Σ·v = Σ_i (a_i − ā)·g_i/(B − 1),
 
-which is a gradient with the coefficients a_i − ā. It is computed in the same pass as g. Two numbers control it:
+which is a gradient with the coefficients a_i − ā. It is computed in the same pass as g, and from the same examples:
+the friction acts before the kick, so what correlates the two is odd in the momentum and averages to zero in all
+covariances (docs/method.md). Two numbers control it:
 
 - Gain. The friction is estimated from B examples, so it brings noise of its own, t·G in units of the mini-batch noise
   G = l²/(S·T)·M^(−1/2)·Σ·M^(−1/2), with t = ⟨|ĝ|⁴⟩/⟨|ĝ|²⟩ for ĝ = l·M^(−1/2)·g/√(B·S·T). A friction that is stronger by
@@ -30,7 +32,6 @@ Related methods: NOGIN (Matthews and Weare, arXiv 1805.08863), CCAdL (Shang et a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -39,12 +40,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import _trees as trees
-from .. import masses, variance
-from .._checks import check_integer
-from .._convolutions import fast_convolutions
-from .._random import Stream, key_for, normal_like
-from .._trees import Array, Batch, Key, Weights
-from ..gradients import covariance_product, minibatch_gradient, slopes
+from .. import masses
+from .._trees import Array, Batch, Key, Stream, Weights, check_integer, key_for, normal_like
+from ..gradients import covariance_product, fast_convolutions, minibatch_gradient, slopes
 from .langevin import LangevinState, NoiseMassLangevin
 
 
@@ -67,7 +65,8 @@ class BalancedLangevin(NoiseMassLangevin):
         max_temperature_ratio: ratio above which a mass is raised after the warm-up; default: 4·`temperature_ratio`.
         momentum_retention: c1. Momenta remember for 1/(1 − c1²) steps. A smaller c1 relaxes energies faster; strength
             and noise of the friction go as 1 − c1².
-        friction_batch_size: examples B that every step draws for the friction; default: an eighth of `batch_size`.
+        friction_batch_size: examples B that the friction is computed on; default: a third of `batch_size`, and at least
+            100. They are the first ones of the mini-batch, and further examples if B is larger than `batch_size`.
         num_warmup: steps during which masses are set from the noise; default: until two measurements at doubling
             intervals agree within `refresh_tolerance`.
 
@@ -76,11 +75,10 @@ class BalancedLangevin(NoiseMassLangevin):
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
     """
 
-    momentum_retention: float = math.sqrt(0.997)
     temperature_ratio: float = 0.1
     friction_batch_size: int | None = None
     num_warmup: int | None = None
-    warmup_refreshes: ClassVar[int] = 6
+    warmup_refreshes: ClassVar[int] = 7
     default_share: ClassVar[float] = 0.1
     name: ClassVar[str] = "balanced_langevin"
 
@@ -88,15 +86,16 @@ class BalancedLangevin(NoiseMassLangevin):
         """Fill in the batch of the friction and validate the settings."""
         super().__post_init__()
         if self.friction_batch_size is None:
-            object.__setattr__(self, "friction_batch_size", max(2, (self.batch_size or 2) // 8))
+            least = min(100, self.dataset.num_examples)
+            object.__setattr__(self, "friction_batch_size", max(least, (self.batch_size or 0) // 3))
         check_integer("friction_batch_size", self.friction_batch_size, minimum=2, maximum=self.dataset.num_examples)
         if self.num_warmup is not None:
             check_integer("num_warmup", self.num_warmup, minimum=0)
 
     @property
     def examples_per_step(self) -> int:
-        """Number of examples that a step uses: S for the gradient, then B for the friction."""
-        return (self.batch_size or 0) + (self.friction_batch_size or 0)
+        """Number of examples that a step uses."""
+        return max(self.batch_size or 0, self.friction_batch_size or 0)
 
     @property
     def ratio_limit(self) -> float:
@@ -115,24 +114,25 @@ class BalancedLangevin(NoiseMassLangevin):
         return current, jax.tree.map(lambda m: heavier * m, mass), status
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
-        """Start the warm-up."""
-        end = 0 if self.num_warmup == 0 else -1
-        state = super().init(key, weights, temperature)._replace(warmup_end=jnp.asarray(end, jnp.int32))
-        return self.limit_load(state)
+        """Start the warm-up; the first refresh is due at once."""
+        end, due = jnp.asarray(0 if self.num_warmup == 0 else -1, jnp.int32), jnp.zeros((), jnp.int32)
+        return super().init(key, weights, temperature)._replace(warmup_end=end, next_refresh=due)
 
     def subtracted(self, state: LangevinState) -> None:
         """Return None: the injected noise is complete."""
 
     def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
-        """Return the gradient on the first S examples, plus the friction on the other B divided by the kick l."""
-        num, rows = self.batch_size or 0, cast(Batch, batch)
+        """Return the gradient on the first S examples, plus the friction from the first B divided by the kick l."""
+        num, few, split = self.batch_size or 0, self.friction_batch_size or 0, self.dataset.mesh is not None
         velocity = trees.unpack(jax.tree.map(lambda h, m: h / m, state.half_step_momentum, state.masses))
-        last = jax.tree.map(lambda array: array[num:], rows)
-        split = self.dataset.mesh is not None
-        along = slopes(self.potential, weights, velocity, last, self.precision, split=split)
-        coefficients = self.friction_coefficients(state, along)
-        coefficients = jnp.concatenate([jnp.full((num,), 1 / num, along.dtype), coefficients])
-        return minibatch_gradient(self.potential, weights, rows, self.precision, coefficients=coefficients, split=split)
+        first = jax.tree.map(lambda array: array[:few], cast(Batch, batch))
+        along = slopes(self.potential, weights, velocity, first, self.precision, split=split)
+        kick = jnp.full((num,), 1 / num, along.dtype)
+        rest = self.examples_per_step - num, self.examples_per_step - few
+        coefficients = jnp.pad(kick, (0, rest[0])) + jnp.pad(self.friction_coefficients(state, along), (0, rest[1]))
+        return minibatch_gradient(
+            self.potential, weights, cast(Batch, batch), self.precision, coefficients=coefficients, split=split
+        )
 
     def friction_coefficients(self, state: LangevinState, along: Array) -> Array:
         """Return the coefficients of the losses whose gradient is the friction, from the slopes of B examples."""
@@ -144,12 +144,12 @@ class BalancedLangevin(NoiseMassLangevin):
         bound = jnp.minimum(1.0, (50 + share * trees.num_weights(state.weights)) / trace)
         return state.friction_gain * bound * self.kick / ((1 + retained) * num * (along.size - 1)) * (scaled - mean)
 
-    def limit_load(self, state: LangevinState, allowed: Array | float = 1.0) -> LangevinState:
+    def limit_load(self, state: LangevinState, allowed: Array) -> LangevinState:
         """Measure the gain and the load of the friction; raise all masses if the load exceeds what is allowed.
 
         A step is stable as long as x/(1 + c1²) + l·δt·k/2 < 1 + c1², with x an eigenvalue of G and k of the curvature
         M^(−1/2)·H·M^(−1/2). The load is the largest eigenvalue of the left side, measured on batches by power
-        iteration, or twenty times gain − 1, if that is larger. All of these go as 1/M. Momenta are rescaled with √M, so
+        iteration, or twelve times gain − 1, if that is larger. All of these go as 1/M. Momenta are rescaled with √M, so
         they stay thermal.
         """
         size, noise_size = self.batch_size or 1, self.friction_batch_size or 2
@@ -157,36 +157,32 @@ class BalancedLangevin(NoiseMassLangevin):
         unit = self.kick**2 / (size * state.temperature)  # G = unit·M^(−1/2)·Σ·M^(−1/2)
 
         def on_one_batch(key: Key) -> tuple[Array, Array, Array]:
-            keys = jax.random.split(key, 3)
+            keys = jax.random.split(key)
             batch = self.dataset.draw(keys[0], size)
             few = jax.tree.map(lambda rows: rows[: -(-size // 4)], batch)
-            examples = self.dataset.draw(keys[1], noise_size)
-            product = covariance_product(self.potential, state.weights, examples, self.precision)
+            product = covariance_product(self.potential, state.weights, batch, self.precision)
 
             @fast_convolutions
             def curvature_product(weights: Weights, velocity: Weights) -> Weights:
                 return jax.jvp(lambda w: jax.grad(self.potential.energy)(w, few), (weights,), (velocity,))[1]
 
-            def iterate(_: int, carry: tuple[Weights, Array]) -> tuple[Weights, Array]:
+            def iterate(carry: tuple[Weights, Array], _: None) -> tuple[tuple[Weights, Array], Array]:
                 scale = jnp.sqrt(jnp.maximum(trees.squared_norm(carry[0]), 1e-30))
                 y = jax.tree.map(lambda a: a / scale, carry[0])
                 velocity = jax.tree.map(lambda a, r: a / r, y, root)
-                noise, half = product(velocity)[0], 0.5 * self.kick * self.time_step
+                (noise, along), half = product(velocity), 0.5 * self.kick * self.time_step
                 curved = curvature_product(state.weights, velocity)
                 image = jax.tree.map(lambda g, k, r: (unit / retained * g + half * k) / r, noise, curved, root)
-                return image, jnp.abs(trees.dot(y, image))
+                return (image, jnp.abs(trees.dot(y, image))), along * scale
 
-            probe = normal_like(keys[2], state.weights)
-            velocity = jax.tree.map(lambda a, r: a / r, probe, root)
-            along = slopes(self.potential, state.weights, velocity, batch, self.precision)
-            along = along - jnp.mean(along)
-            largest = lax.fori_loop(0, 5, iterate, (probe, jnp.zeros(())))[1]
-            return jnp.sum(along**4), jnp.sum(along**2), largest
+            probe = normal_like(keys[1], state.weights)  # thermal momenta divided by √(M·T)
+            (_, largest), along = lax.scan(iterate, (probe, jnp.zeros(())), length=5)
+            return jnp.sum(along[0] ** 4), jnp.sum(along[0] ** 2), largest
 
         keys = jax.random.split(key_for(state.key, Stream.FRICTION, state.step), 4)
         fourth, second, largest = (jnp.mean(values) for values in lax.map(on_one_batch, keys))
         noise = unit * fourth / (3 * jnp.maximum(second, 1e-30) * (noise_size - 1) * retained**2)
-        load = jnp.maximum(largest, 20 * noise)
+        load = jnp.maximum(largest, 12 * noise)
         factor = jnp.where(load > allowed, load, 1.0)
         gain = 2 / (1 + jnp.sqrt(jnp.maximum(1 - 4 * noise / factor, 0.0)))
         return state._replace(
@@ -203,12 +199,12 @@ class BalancedLangevin(NoiseMassLangevin):
         measurement and active at the next.
         """
         measured = self.measure_variance(key_for(state.key, Stream.REFRESH, state.step), state.weights)
-        means = variance.tensor_means(state.gradient_variance), variance.tensor_means(measured)
-        agree = variance.agree(*means, self.refresh_tolerance)
+        means = masses.tensor_means(state.gradient_variance), masses.tensor_means(measured)
+        agree = masses.variances_agree(*means, self.refresh_tolerance)
         warming_up, done = state.warmup_end < 0, state.num_refreshes
         state = self.remeasure(state, measured)
         if self.num_warmup is None:  # three measurements at least, and a warm-up of two base intervals at most
-            ends = (agree & (done >= 2)) | (done + 1 >= self.warmup_refreshes)
+            ends = (agree & (done >= 3)) | (done + 1 >= self.warmup_refreshes)
         else:
             ends = state.step >= self.num_warmup
 

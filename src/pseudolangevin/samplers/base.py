@@ -10,18 +10,17 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .. import _trees as trees
-from .._random import FoldedKey, Stream, draw_indices, stream_key
-from .._trees import Array, Batch, Key, Weights
+from .. import masses
+from .._trees import Array, Batch, FoldedKey, Key, Stream, Weights, check_integer, draw_indices, stream_key
 from ..data.dataset import Dataset
 from ..potential import Potential
 
@@ -52,44 +51,28 @@ class Status(IntEnum):
     @property
     def explanation(self) -> str:
         """Explanation in one line."""
-        return {
-            Status.RUNNING: "running",
-            Status.NON_FINITE: (
-                "a weight or momentum became non-finite; the chain was put back to its last finite state and stopped. "
-                "Lower temperature_ratio or time_step, or raise mass_floor"
-            ),
-            Status.NO_NOISE: (
-                "the mini-batch gradient has no variance, so masses cannot be set from it; "
-                "use full_batch_langevin, or check that the loss depends on the data"
-            ),
-            Status.NON_FINITE_ENERGY: (
-                "its weights are finite but U is not, so exp(-U/T) is no probability; the chain was left where it is. "
-                "Check the data for NaN and the loss for overflow (log of 0, division by 0), or lower time_step"
-            ),
-            Status.EARLY_STOPPED: "the validation set has not improved for `patience` validations",
-        }[self]
+        return (
+            "running",
+            "a weight or momentum became non-finite; the chain was put back to its last finite state and stopped. "
+            "Lower temperature_ratio or time_step, or raise mass_floor",
+            "the mini-batch gradient has no variance, so masses cannot be set from it; "
+            "use full_batch_langevin, or check that the loss depends on the data",
+            "the validation set has not improved for `patience` validations",
+            "its weights are finite but U is not, so exp(-U/T) is no probability; the chain was left where it is. "
+            "Check the data for NaN and the loss for overflow (log of 0, division by 0), or lower time_step",
+        )[self]
 
 
 HEALTHY = tuple(int(status) for status in Status if status.healthy)  # for arrays: np.isin(status, HEALTHY)
-
-
-class State(Protocol):
-    """Fields that the state of every sampler has. States are named tuples, so pytrees."""
-
-    weights: Weights
-    temperature: Array  # T is data, so that a temperature scan is one program
-    key: Key  # the chain's own key, never changed; every draw folds the step into it
-    step: Array  # steps done since the start of the run
-    status: Array
-
-    def _replace(self, **changes: Any) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sampler(ABC):
     """Base class of all samplers.
 
-    To add a sampler, subclass it, define `init` and `step`, and add its name to the package's `__init__`.
+    To add a sampler, subclass it, define `init` and `step`, and add its name to the package's `__init__`. Its state is
+    a named tuple with at least these fields: weights; temperature, as data, so that a scan of them is one program; key,
+    which never changes, as every draw folds the step into it; step, the number of steps done; status.
 
     Args:
         potential: U.
@@ -120,15 +103,22 @@ class Sampler(ABC):
             remedy = "pass pl.classification(apply), pl.Potential(loss) or pl.log_density(f)"
             raise ValueError(f"potential = {self.potential!r} is not a Potential; {remedy}")
         if self.potential.needs_data != isinstance(self.dataset, Dataset):
-            found = f"dataset = {self.dataset!r}"
-            if self.potential.needs_data:
-                raise ValueError(f"{found} is not a Dataset; pass pl.Dataset(inputs, targets)")
-            raise ValueError(f"{found}, but a log_density has no data; leave the data set out")
+            why = " is not a Dataset; pass pl.Dataset(inputs, targets)"
+            why = why if self.potential.needs_data else ", but a log_density has no data; leave the data set out"
+            raise ValueError(f"dataset = {self.dataset!r}{why}")
         if not self.potential.needs_data:
             if "batch_size" in {field.name for field in dataclasses.fields(self)}:
                 remedy = "use hybrid_monte_carlo or full_batch_langevin"
                 raise ValueError(f"a log_density has no data, so {self.name} has no mini-batches; {remedy}")
             object.__setattr__(self, "dataset", Dataset(jnp.zeros((1,)), jnp.zeros((1,))))
+
+    def complete_batch_size(self, share: float, minimum: int, exact: str) -> None:
+        """Fill in the default batch size, a share of the data set, and validate it; `exact` is the exact sampler."""
+        num = self.dataset.num_examples
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", max(2, round(share * num)))
+        remedy = f"for the exact gradient of the full data set use {exact}"
+        check_integer("batch_size", self.batch_size, minimum=minimum, maximum=num, remedy=remedy)
 
     def at(self, temperature: Array | float) -> Any:
         """Return the sampler of chains at one temperature, on which U depends if its prior is fixed.
@@ -207,19 +197,18 @@ class Sampler(ABC):
         """Return the state at another temperature: the same position, momenta rescaled. The sampler is at that one."""
         return self.continue_from(state._replace(temperature=temperature), state)
 
-    def batch_indices(self, key: Key, step: Array) -> Array:
+    def batch_indices(self, key: Key, step: Array, stream: Stream = Stream.BATCH) -> Array:
         """Return the examples of one step of the chain with this key, which do not depend on its weights."""
-        return draw_indices(stream_key(key, Stream.BATCH), self.dataset.num_examples, self.examples_per_step, step)
+        return draw_indices(stream_key(key, stream), self.dataset.num_examples, self.examples_per_step, step)
 
-    def draw(self, state: Any) -> Batch | None:
+    def draw(self, state: Any, stream: Stream = Stream.BATCH) -> Batch | None:
         """Return the mini-batch of the next step; None for samplers with the exact gradient."""
-        return None if self.batch_size is None else self.dataset.take(self.batch_indices(state.key, state.step))
+        return None if self.batch_size is None else self.dataset.take(self.batch_indices(state.key, state.step, stream))
 
     def advance(self, state: Any, num_steps: Array | int) -> Any:
-        """Return the state after `num_steps` steps, refreshed whenever that is due.
+        """Return the state after `num_steps` steps, refreshed whenever that is due; for a loop of your own.
 
-        For a loop of your own; it can be compiled and mapped over chains. A chain that diverges is put back to the last
-        refresh and stops; see `state.status`.
+        It can be compiled and mapped over chains. A chain that diverges is put back to the last refresh and stops.
         """
         if (bound := self.at(state.temperature)) is not self:
             return bound.advance(state, num_steps)
@@ -243,31 +232,30 @@ class Sampler(ABC):
         return trees.select(due, self.refresh(state), state)
 
     def segment(self, state: Any, num_blocks: Array | int, block: int = 1, batches: Any = None) -> Any:
-        """Return the state after `num_blocks` blocks of `block` steps, without refreshes.
+        """Return the state after `num_blocks` (which may be traced) blocks of `block` steps, without refreshes.
 
-        A chain that is no longer finite is put back to where the segment began, and never moves again.
-
-        Args:
-            state: state of one chain.
-            num_blocks: number of blocks; may be a traced value.
-            block: steps in a block, a constant. On a GPU the host is asked after every block whether to go on.
-            batches: mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
+        A chain that is no longer finite is put back to where the segment began, and never moves again. `batches` are
+        the mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
-        guarded = self._unless_stopped(state)
+        very_large, running = trees.num_weights(state.weights) >= VERY_LARGE, state.status == Status.RUNNING
 
         def one(index: Array, moved: Any) -> Any:
-            if batches is None:
-                batch = self.draw(moved)
-            else:
-                batch = self.dataset.decode(jax.tree.map(lambda array: array[index], batches))  # type: ignore[attr-defined]
-            return guarded(lambda s: self.step(s, batch), moved)
+            fetched = jax.tree.map(lambda array: array[index], batches)
+            batch = self.draw(moved) if batches is None else self.dataset.decode(fetched)  # type: ignore[attr-defined]
+            stepped = self.step(moved, batch)
+            return trees.select(running, stepped, moved) if very_large else stepped
 
         def many(_: Array, moved: Any) -> Any:
             return lax.scan(lambda s, _: (one(jnp.zeros((), jnp.int32), s), None), moved, length=block)[0]
 
-        moved = self.pack(state)._replace(key=FoldedKey.of(state.key))
-        moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, moved)
-        return _unless_broken(state, self.unpack(moved)._replace(key=state.key))
+        start = self.pack(state)
+        folded = start._replace(key=FoldedKey.of(state.key))
+        moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, folded)._replace(key=state.key)
+        finite = trees.all_finite(moved)
+        status = jnp.where(running & ~finite, Status.NON_FINITE, state.status)
+        if not very_large:
+            moved = trees.select(running & finite, moved, start)
+        return self.unpack(moved)._replace(status=status)
 
     def pack(self, state: Any) -> Any:
         """Return the state in the form in which a segment carries it from step to step."""
@@ -276,24 +264,6 @@ class Sampler(ABC):
     def unpack(self, state: Any) -> Any:
         """Return the state as it was before `pack`."""
         return state
-
-    @staticmethod
-    def _unless_stopped(state: Any) -> Callable[[Callable[[Any], Any], Any], Any]:
-        """Return a function that applies a step; for a very large chain that has stopped, the state is kept."""
-        if trees.num_weights(state.weights) < VERY_LARGE:
-            return lambda step, moved: step(moved)
-        running = state.status == Status.RUNNING
-        return lambda step, moved: trees.select(running, step(moved), moved)
-
-
-def _unless_broken(state: Any, moved: Any) -> Any:
-    finite = trees.all_finite(moved)
-    if trees.num_weights(state.weights) >= VERY_LARGE:
-        broken = (moved.status == Status.RUNNING) & ~finite
-        return moved._replace(status=jnp.where(broken, Status.NON_FINITE, moved.status))
-    running = state.status == Status.RUNNING
-    stopped = state._replace(status=jnp.where(running & ~finite, Status.NON_FINITE, state.status))
-    return trees.select(running & finite, moved, stopped)
 
 
 def _is_plain(value: Any) -> bool:
@@ -320,13 +290,34 @@ def _unflatten(cls: type[Sampler], static: tuple[tuple[str, Any], ...], data: tu
 
 def _inherit_arguments(cls: type[Sampler]) -> None:
     """Add the arguments that the docstrings of the bases describe to the docstring of the class."""
-    if not cls.__doc__ or "Args:\n" not in cls.__doc__:
+    if not cls.__doc__:
         return
-    head, own = cls.__doc__.split("Args:\n", 1)
-    inherited = ""
-    for base in reversed(cls.__mro__[1:]):
-        if issubclass(base, Sampler) and "Args:\n" in (base.__dict__.get("_own_doc") or base.__doc__ or ""):
-            text = base.__dict__.get("_own_doc") or base.__doc__ or ""
-            inherited += text.split("Args:\n", 1)[1].split("\n\n", 1)[0].rstrip() + "\n"
+    docs = [vars(b).get("_own_doc") or b.__doc__ or "" for b in cls.__mro__[:0:-1] if issubclass(b, Sampler)]
+    arguments = [doc.split("Args:\n", 1)[1].split("\n\n", 1)[0].rstrip() + "\n" for doc in docs if "Args:\n" in doc]
+    head, _, own = cls.__doc__.partition("    Args:\n")
     cls._own_doc = cls.__doc__  # type: ignore[attr-defined]
-    cls.__doc__ = f"{head}Args:\n{inherited}{own}"
+    cls.__doc__ = f"{head.rstrip()}\n\n    Args:\n{''.join(arguments)}{own}"
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ExactGradient(Sampler):
+    """Base class of samplers with the exact gradient, whose masses are given.
+
+    Args:
+        masses: one number, or a pytree shaped like the weights (for example from a pseudo-Langevin run).
+        chunk_size: examples held at once; bounds memory, not the result.
+    """
+
+    masses: float | Weights = 1.0
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
+        masses.check_given(self.masses)
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, minimum=1)
+
+    def check(self, weights: Weights) -> None:
+        """Raise if the given masses do not fit the weights."""
+        masses.given(weights, self.masses)

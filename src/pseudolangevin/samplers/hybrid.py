@@ -21,13 +21,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import _trees as trees
-from .. import integrator
-from .. import masses as mass_rules
-from .._checks import check_integer, check_interval, check_positive
-from .._random import Stream, key_for, normal_like
-from .._trees import Array, Batch, Key, Weights
+from .. import integrator, masses
+from .._trees import (
+    Array,
+    Batch,
+    Key,
+    Stream,
+    Weights,
+    check_integer,
+    check_interval,
+    check_positive,
+    key_for,
+    normal_like,
+)
 from ..gradients import Sum, difference, exact_energy, exact_sums, minibatch_gradient, sum_of_squares
-from .base import Sampler, Status
+from .base import ExactGradient, Status
 
 
 class HybridState(NamedTuple):
@@ -53,21 +61,19 @@ class HybridState(NamedTuple):
     kinetic_temperature: Array
     """⟨p²/M⟩ at the end of the last move: of the trajectory's end if accepted, of its start if not."""
     tests: Any = ()
-    """`stein.SteinSums` of a run; empty outside one."""
+    """`observables.SteinSums` of a run; empty outside one."""
 
 
 class Proposal(NamedTuple):
-    """A trajectory and its energy error."""
+    """A trajectory and its energy error ΔH/T; the temperatures are ⟨p²/M⟩ at both ends."""
 
     weights: Weights
     momentum: Weights
     end_momentum: Weights
     energy: Sum
     energy_error: Array
-    """ΔH/T."""
     start_temperature: Array
     end_temperature: Array
-    """⟨p²/M⟩ at both ends."""
 
 
 def trajectory(
@@ -90,25 +96,20 @@ def trajectory(
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class HybridMonteCarlo(Sampler):
+class HybridMonteCarlo(ExactGradient):
     """Hybrid Monte Carlo with the exact gradient: samples exp(−U/T) exactly, for any time step (sec:hMC).
 
-    One step of the sampler is one move: momenta p ~ N(0, M·T), `num_leapfrog_steps` steps of velocity Verlet, and the
-    end point accepted with probability min(1, exp(−ΔH/T)), where H = U + Σ p²/(2M) is computed on the full data set.
-    A move costs num_leapfrog_steps + 2 exact gradients and one exact energy.
-
+    One step of the sampler is one move, at the cost of num_leapfrog_steps + 2 exact gradients and one exact energy.
     Trajectories that return to where they began do not explore: L·δt should not be a multiple of a period 2π√(M/k) of
     a stiff direction of curvature k.
 
     Args:
         num_leapfrog_steps: steps of a trajectory, L.
         time_step: δt; the start of the adaptation if there is a warm-up.
-        masses: one number, or a pytree shaped like the weights (for example from a pseudo-Langevin run).
         warmup_moves: number of first moves during which δt is adapted, separately in every chain, so that the share
-            `target_acceptance` of the moves is accepted; δt is constant afterwards. Moves of the warm-up are not
-            samples: leave them out of averages. If δt starts within a factor of ten, 100 moves are usually enough.
+            `target_acceptance` of the moves is accepted; leave them out of averages. If δt starts within a factor of
+            ten, 100 moves are usually enough.
         target_acceptance: acceptance that the warm-up aims at.
-        chunk_size: examples held at once; bounds memory, not the result.
 
     Example:
         >>> sampler = hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)  # doctest: +SKIP
@@ -117,10 +118,8 @@ class HybridMonteCarlo(Sampler):
 
     num_leapfrog_steps: int
     time_step: float
-    masses: float | Weights = 1.0
     warmup_moves: int = 0
     target_acceptance: float = 0.75
-    chunk_size: int | None = None
     name: ClassVar[str] = "hybrid_monte_carlo"
 
     def __post_init__(self) -> None:
@@ -128,18 +127,11 @@ class HybridMonteCarlo(Sampler):
         super().__post_init__()
         check_integer("num_leapfrog_steps", self.num_leapfrog_steps, minimum=1)
         check_positive("time_step", self.time_step)
-        mass_rules.check_given(self.masses)
         check_integer("warmup_moves", self.warmup_moves, minimum=0, remedy="0 keeps time_step as it is")
         check_interval("target_acceptance", self.target_acceptance, 0, 1, "0.65 to 0.8 is usual", open_ends=True)
-        if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size, minimum=1)
-
-    def check(self, weights: Weights) -> None:
-        """Raise if the given masses do not fit the weights."""
-        mass_rules.given(weights, self.masses)
 
     def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
-        """Return the gradient that drives the trajectory."""
+        """Return ∇U on the full data set."""
         return exact_sums(self.potential, weights, self.dataset, self.chunk_size).gradient
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
@@ -151,7 +143,7 @@ class HybridMonteCarlo(Sampler):
             key=key,
             step=jnp.zeros((), jnp.int32),
             status=jnp.asarray(Status.RUNNING, jnp.int32),
-            masses=mass_rules.given(weights, self.masses),
+            masses=masses.given(weights, self.masses),
             energy=exact_energy(self.potential, weights, self.dataset, self.chunk_size),
             time_step=jnp.full_like(temperature, self.time_step),
             mean_log_time_step=jnp.zeros_like(temperature),
@@ -189,12 +181,7 @@ class HybridMonteCarlo(Sampler):
         temperature, mass = state.temperature, state.masses
         momentum = integrator.maxwell_boltzmann(normal_like(momentum_key, state.weights), mass, temperature)
         weights, end_momentum = trajectory(
-            state.weights,
-            momentum,
-            lambda w: self.gradient(w, batch),
-            mass,
-            state.time_step,
-            self.num_leapfrog_steps,
+            state.weights, momentum, lambda w: self.gradient(w, batch), mass, state.time_step, self.num_leapfrog_steps
         )
         energy = exact_energy(self.potential, weights, self.dataset, self.chunk_size)
         before = twice_reduced_kinetic_energy(momentum, mass, temperature)
@@ -214,8 +201,7 @@ class HybridMonteCarlo(Sampler):
     def measure(self, state: HybridState, exact_gradient: Weights) -> dict[str, Array]:
         """Return acceptance, energy error, time step and kinetic temperature."""
         del exact_gradient
-        in_warmup = state.step <= self.warmup_moves
-        num_moves = jnp.where(in_warmup, state.step, state.step - self.warmup_moves)
+        num_moves = jnp.where(state.step <= self.warmup_moves, state.step, state.step - self.warmup_moves)
         overflow = state.energy_error == jnp.finfo(state.energy_error.dtype).max
         return {
             "acceptance": state.num_accepted / jnp.maximum(num_moves, 1),
@@ -227,21 +213,18 @@ class HybridMonteCarlo(Sampler):
     def _adapt(self, state: HybridState, acceptance: Array) -> HybridState:
         """Adapt δt by Robbins–Monro during the warm-up: ln δt ← ln δt + 2·m^(−0.6)·(acceptance − target) at move m.
 
-        The first gain is 2, which makes it a Newton step: with many weights the acceptance is erfc(c·δt²), whose slope
-        in ln δt is −0.48 at 0.75. A decay between 0.5 and 1 gives the average of the iterates the smallest possible
-        error (Polyak and Juditsky, 1992); the average over the second half of the warm-up is what stays.
+        The average over the second half of the warm-up is what stays (Polyak and Juditsky, 1992). The first gain, 2, is
+        about that of a Newton step: the acceptance is erfc(c·δt²), whose slope in ln δt is −0.48 at 0.75.
         """
         if self.warmup_moves == 0:
             return state
         move = state.step + 1
         gain = 2.0 * move.astype(acceptance.dtype) ** -0.6
         log_time_step = jnp.log(state.time_step) + gain * (acceptance - self.target_acceptance)
-        num_averaged = move - self.warmup_moves // 2
-        share = 1 / jnp.maximum(num_averaged, 1).astype(acceptance.dtype)
+        share = 1 / jnp.maximum(move - self.warmup_moves // 2, 1).astype(acceptance.dtype)
         mean = state.mean_log_time_step + share * (log_time_step - state.mean_log_time_step)
-        adapted = state._replace(
-            time_step=jnp.exp(jnp.where(move < self.warmup_moves, log_time_step, mean)), mean_log_time_step=mean
-        )
+        time_step = jnp.exp(jnp.where(move < self.warmup_moves, log_time_step, mean))
+        adapted = state._replace(time_step=time_step, mean_log_time_step=mean)
         return trees.select(move <= self.warmup_moves, adapted, state)
 
 
@@ -249,9 +232,8 @@ class HybridMonteCarlo(Sampler):
 class MinibatchHybridMonteCarlo(HybridMonteCarlo):
     """Hybrid Monte Carlo driven by one mini-batch per move ("mb-hMC"): samples exp(−U/T) exactly (sec:hMC).
 
-    The batch is drawn at the beginning of a move and kept to its end, so the trajectory can be run backwards; the
-    decision is made on the energy of the full data set. The trajectory conserves the energy of its batch, not U: L·δt
-    must be small for moves to be accepted, which is why the paper calls the method inefficient.
+    The batch is kept for the move, so the trajectory can be run backwards; the decision is made on the exact energy.
+    The trajectory conserves the energy of its batch, not U: L·δt must be small for moves to be accepted.
 
     Args:
         batch_size: examples per mini-batch, drawn with replacement; default: 1 % of the data set.
@@ -265,10 +247,7 @@ class MinibatchHybridMonteCarlo(HybridMonteCarlo):
     def __post_init__(self) -> None:
         """Fill in the batch size and validate the settings."""
         super().__post_init__()
-        if self.batch_size is None:
-            object.__setattr__(self, "batch_size", max(2, round(0.01 * self.dataset.num_examples)))
-        remedy = "for the exact gradient of the full data set use hybrid_monte_carlo"
-        check_integer("batch_size", self.batch_size, minimum=1, maximum=self.dataset.num_examples, remedy=remedy)
+        self.complete_batch_size(0.01, 1, "hybrid_monte_carlo")
 
     def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
         """Return the gradient on the batch of the move."""

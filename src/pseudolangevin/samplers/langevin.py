@@ -20,12 +20,23 @@ import jax
 import jax.numpy as jnp
 
 from .. import _trees as trees
-from .. import integrator, masses, variance
-from .._checks import check_choice, check_integer, check_interval, check_positive
-from .._random import Stream, draw_indices, key_for, normal_like, stream_key
-from .._trees import Array, Batch, Key, Weights
+from .. import integrator, masses
+from .._trees import (
+    Array,
+    Batch,
+    Key,
+    Stream,
+    Weights,
+    check_choice,
+    check_integer,
+    check_interval,
+    check_positive,
+    key_for,
+    normal_like,
+    stream_key,
+)
 from ..gradients import exact_sums, minibatch_gradient
-from .base import RATIO_QUANTILES, Sampler, Status
+from .base import RATIO_QUANTILES, ExactGradient, Sampler, Status
 
 PER_WEIGHT = ("weights", "half_step_momentum", "masses", "gradient_variance")  # fields with one number per weight
 PAPER_RETENTION = math.sqrt(0.99)  # c1 with √(1 − c1²) = 0.1, the paper's friction
@@ -62,7 +73,7 @@ class LangevinState(NamedTuple):
     friction_load: Array
     """Load of the friction at the last refresh, before masses were raised for it; see `balanced`."""
     tests: Any = ()
-    """`stein.SteinSums` of a run; empty outside one."""
+    """`observables.SteinSums` of a run; empty outside one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -89,6 +100,10 @@ class Langevin(Sampler):
         """The two numbers that the integrator takes."""
         return {"momentum_retention": self.momentum_retention, "time_step": self.time_step}
 
+    def temperature_ratios(self, state: LangevinState, current: Weights) -> Weights:
+        """Return 𝒯_i of every component with the variance `current`, at the masses of the state."""
+        return masses.temperature_ratios(current, state.masses, state.temperature, **self.dynamics)
+
     @abstractmethod
     def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
         """Return the gradient that drives the step."""
@@ -103,25 +118,21 @@ class Langevin(Sampler):
         variance_key, momentum_key = jax.random.split(key_for(key, Stream.INIT, 0))
         current, mass, status = self.initial_noise(variance_key, weights, temperature)
         ratios = masses.temperature_ratios(current, mass, temperature, **self.dynamics)
+        integers = ("step", "last_refresh", "next_refresh", "num_refreshes", "num_resets", "warmup_end")
         state = LangevinState(
             weights=weights,
             temperature=temperature,
             key=key,
-            step=jnp.zeros((), jnp.int32),
             status=status,
             half_step_momentum=weights,
             masses=mass,
             gradient_variance=current,
-            last_refresh=jnp.zeros((), jnp.int32),
-            next_refresh=jnp.zeros((), jnp.int32),
             refresh_multiple=jnp.ones((), jnp.int32),
             peak_ratio=trees.largest(ratios),
             raised_share=jnp.zeros(()),
-            num_refreshes=jnp.zeros((), jnp.int32),
-            num_resets=jnp.zeros((), jnp.int32),
-            warmup_end=jnp.zeros((), jnp.int32),
             friction_gain=jnp.ones(()),
             friction_load=jnp.zeros(()),
+            **{name: jnp.zeros((), jnp.int32) for name in integers},
         )
         return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
 
@@ -151,18 +162,15 @@ class Langevin(Sampler):
     def draw_momentum(self, key: Key, state: LangevinState) -> Weights:
         """Return Maxwell–Boltzmann momenta, taken half a step forward."""
         momentum_key, gradient_key, noise_key = jax.random.split(key, 3)
-        noise = normal_like(momentum_key, state.weights)
+        noise, xi = (normal_like(k, state.weights) for k in (momentum_key, noise_key))
         momentum = integrator.maxwell_boltzmann(noise, state.masses, state.temperature)
         batch = None if self.batch_size is None else self.dataset.draw(gradient_key, self.batch_size)
-        gradient = self.gradient(state.weights, batch)
-        xi = normal_like(noise_key, state.weights)
-        return integrator.half_step(
-            momentum, gradient, xi, state.masses, self.subtracted(state), state.temperature, **self.dynamics
-        )
+        gradient, current = self.gradient(state.weights, batch), self.subtracted(state)
+        return integrator.half_step(momentum, gradient, xi, state.masses, current, state.temperature, **self.dynamics)
 
     def pack(self, state: LangevinState) -> LangevinState:
         """Return the state with one vector each for weights, momenta, masses and 𝒱, if they fit on one device."""
-        parts = {name: getattr(state, name) for name in PER_WEIGHT}
+        parts: dict[str, Any] = {name: getattr(state, name) for name in PER_WEIGHT}
         if self.dataset.mesh is not None or not trees.is_packable(*parts.values()):
             return state
         packed: dict[str, Any] = {name: trees.pack(part) for name, part in parts.items()}
@@ -185,12 +193,11 @@ class Langevin(Sampler):
 
         Position and h are independent at mid-drift on a quadratic potential, so both stay at equilibrium.
         """
-        momentum = jax.tree.map(
-            lambda h, old, new: h * jnp.sqrt(new * state.temperature / (old * other.temperature)),
-            other.half_step_momentum,
-            other.masses,
-            state.masses,
-        )
+
+        def rescaled(h: Array, old: Array, new: Array) -> Array:
+            return h * jnp.sqrt(new * state.temperature / (old * other.temperature))
+
+        momentum = jax.tree.map(rescaled, other.half_step_momentum, other.masses, state.masses)
         weights = integrator.drift(self.position(other), momentum, state.masses, -0.5 * self.time_step)
         return state._replace(weights=weights, half_step_momentum=momentum)
 
@@ -202,10 +209,7 @@ class Langevin(Sampler):
         """
         del exact_gradient  # it belongs to another time
         retained, h = self.momentum_retention**2, state.half_step_momentum
-        indices = draw_indices(
-            stream_key(state.key, Stream.MEASURE), self.dataset.num_examples, self.examples_per_step, state.step
-        )
-        batch = None if self.batch_size is None else self.dataset.take(indices)
+        batch = self.draw(state, Stream.MEASURE)
         force = self.force(state, integrator.drift(state.weights, h, state.masses, self.time_step), batch)
         length = (1 + retained) * self.time_step / 2
         products = jax.tree.map(lambda h, f, m: h * ((1 + retained) * h - length * f) / m, h, force, state.masses)
@@ -213,30 +217,13 @@ class Langevin(Sampler):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class FullBatchLangevin(Langevin):
+class FullBatchLangevin(ExactGradient, Langevin):
     """Langevin dynamics with the exact gradient, integrated as by Bussi and Parrinello (eq:BussiParrinello).
 
     It samples exp(−U/T) for δt → 0. On a quadratic potential, records are exact for any stable δt; see `position`.
-
-    Args:
-        masses: one number, or a pytree shaped like the weights (for example from a pseudo-Langevin run).
-        chunk_size: examples held at once; bounds memory, not the result.
     """
 
-    masses: float | Weights = 1.0
-    chunk_size: int | None = None
     name: ClassVar[str] = "full_batch_langevin"
-
-    def __post_init__(self) -> None:
-        """Validate the settings."""
-        super().__post_init__()
-        if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size, minimum=1)
-        masses.check_given(self.masses)
-
-    def check(self, weights: Weights) -> None:
-        """Raise if the given masses do not fit the weights."""
-        masses.given(weights, self.masses)
 
     def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
         """Return ∇U on the full data set."""
@@ -295,10 +282,7 @@ class MinibatchLangevin(Langevin):
     def __post_init__(self) -> None:
         """Fill in the batch size and validate the settings."""
         super().__post_init__()
-        if self.batch_size is None:
-            object.__setattr__(self, "batch_size", max(2, round(self.default_share * self.dataset.num_examples)))
-        remedy = "for the exact gradient of the full data set use full_batch_langevin"
-        check_integer("batch_size", self.batch_size, minimum=2, maximum=self.dataset.num_examples, remedy=remedy)
+        self.complete_batch_size(self.default_share, 2, "full_batch_langevin")
         check_integer("refresh_every", self.refresh_every, minimum=1)
         check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
         check_choice("variance_from", self.variance_from, get_args(VarianceSource))
@@ -331,36 +315,34 @@ class MinibatchLangevin(Langevin):
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         """Return 𝒱 at these weights."""
         batch_size = self.batch_size or 0
-        if self.variance_from != "minibatches":
-            cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
-            default = max(100_000, 20 * batch_size) if cheap else 2_048
-            num = default if self.variance_examples is None else self.variance_examples
-            return variance.from_examples(
-                self.potential, key, weights, self.dataset, batch_size=batch_size, num_examples=num
-            )
-        return variance.from_minibatches(
-            lambda draw_key: self.gradient(weights, self.dataset.draw(draw_key, batch_size)),
-            key,
-            weights,
-            block_size=self.variance_block,
-            max_batches=self.variance_max_batches,
-            tolerance=self.variance_tolerance,
-        ).variance
+        if self.variance_from == "minibatches":
+            return masses.variance_from_minibatches(
+                lambda draw_key: self.gradient(weights, self.dataset.draw(draw_key, batch_size)),
+                key,
+                weights,
+                block_size=self.variance_block,
+                max_batches=self.variance_max_batches,
+                tolerance=self.variance_tolerance,
+            ).variance
+        cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
+        default = max(100_000, 20 * batch_size) if cheap else 2_048
+        num = default if self.variance_examples is None else self.variance_examples
+        return masses.variance_from_examples(
+            self.potential, key, weights, self.dataset, batch_size=batch_size, num_examples=num
+        )
 
     def remeasure(self, state: LangevinState, measured: Weights) -> LangevinState:
         """Make a new measurement the current 𝒱 and set the time of the next: later as long as measurements agree.
 
         During the warm-up the interval doubles from one measurement to the next. Afterwards agreement is judged on the
-        mean 𝒱 of each tensor: single components carry the statistical error of the estimate, of the order of the
-        tolerance itself.
+        mean 𝒱 of each tensor, as single components have a large statistical error.
         """
         current = masses.by_group(jnp.mean, measured, self.masses_per)
-        old, new = variance.tensor_means(state.gradient_variance), variance.tensor_means(current)
+        old, new = masses.tensor_means(state.gradient_variance), masses.tensor_means(current)
         longer = jnp.minimum(state.refresh_multiple + 1, max(1, self.max_refresh_interval // self.refresh_every))
-        multiple = jnp.where(variance.agree(old, new, self.refresh_tolerance), longer, 1)
         num_refreshes = state.num_refreshes + 1
-        warming_up = num_refreshes <= self.warmup_refreshes
-        multiple = jnp.where(warming_up, 1, multiple)
+        agree = masses.variances_agree(old, new, self.refresh_tolerance) & (num_refreshes > self.warmup_refreshes)
+        multiple = jnp.where(agree, longer, 1)
         halvings = jnp.maximum(self.warmup_refreshes - num_refreshes, 0)
         interval = jnp.maximum(jnp.right_shift(self.refresh_every, halvings), 1) * multiple
         return state._replace(
@@ -375,7 +357,7 @@ class MinibatchLangevin(Langevin):
         """Return the kinetic temperature, temperature ratios and the gradient variance."""
         if not self.refreshes:
             return super().measure(state, exact_gradient)
-        ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self.dynamics)
+        ratios = self.temperature_ratios(state, state.gradient_variance)
         per_weight = jax.tree.map(lambda v, w: jnp.broadcast_to(v, w.shape), state.gradient_variance, state.weights)
         return super().measure(state, exact_gradient) | {
             "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
@@ -392,8 +374,8 @@ class MinibatchLangevin(Langevin):
 class NaivePseudoLangevin(MinibatchLangevin):
     """Mini-batch Langevin dynamics with one mass for all weights and a small time step ("naive-pL").
 
-    It samples exp(−U/T) in the limit δt → 0 with the masses fixed; the noisiest component decides how small δt must be.
-    It is the paper's point of comparison (Fig. A.1). The paper leaves open whether 𝒱 is subtracted, so it is a choice.
+    It samples exp(−U/T) in the limit δt → 0; the noisiest component decides how small δt must be. It is the paper's
+    point of comparison (Fig. A.1), which leaves open whether 𝒱 is subtracted, so that is a choice.
 
     Args:
         mass: M of every weight.
@@ -424,7 +406,7 @@ class NaivePseudoLangevin(MinibatchLangevin):
         """Measure 𝒱 again."""
         key = jax.random.split(key_for(state.key, Stream.REFRESH, state.step), 3)[0]
         state = self.remeasure(state, self.measure_variance(key, state.weights))
-        ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self.dynamics)
+        ratios = self.temperature_ratios(state, state.gradient_variance)
         return state._replace(peak_ratio=trees.largest(ratios))
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
@@ -437,7 +419,7 @@ class NaivePseudoLangevin(MinibatchLangevin):
         if not self.subtract_variance:
             return found
         limit = (1 + 1e-3) / (1 + self.momentum_retention**2)
-        ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **self.dynamics)
+        ratios = self.temperature_ratios(state, state.gradient_variance)
         return found | {"clipped_share": trees.mean(jax.tree.map(lambda r: (r > limit).astype(r.dtype), ratios))}
 
 
@@ -475,9 +457,7 @@ class NoiseMassLangevin(MinibatchLangevin):
                 "mass_floor = 0 with weight_decay = 0 leaves weights without noise without a mass; "
                 "keep mass_floor at 0.01 or give the potential a weight_decay"
             )
-        check_interval(
-            "max_regularizer_frequency", self.max_regularizer_frequency, 1e-6, 1, "0.1 is small enough for stability"
-        )
+        check_interval("max_regularizer_frequency", self.max_regularizer_frequency, 1e-6, 1, "0.1 is stable enough")
         check_choice("masses_per", self.masses_per, get_args(masses.Granularity))
 
     @property
@@ -495,16 +475,15 @@ class NoiseMassLangevin(MinibatchLangevin):
     def nominal_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
         """Return the masses that give every component the temperature ratio, or larger ones for stability."""
         nominal = masses.from_noise(self._guarded(measured), temperature, self.temperature_ratio, **self.dynamics)
-        return masses.at_least(nominal, self._stable_minimum(weights))
+        return self._stable(nominal, weights)
 
-    def _stable_minimum(self, weights: Weights) -> Any:
+    def _stable(self, mass: Weights, weights: Weights) -> Weights:
         stiffness = self.potential.stiffness(weights)
-        return masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency)
+        return masses.at_least(mass, masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency))
 
     def at_temperature(self, state: LangevinState, temperature: Array) -> LangevinState:
         """Return the state at another temperature, with the same temperature ratios: M·T is constant."""
-        mass = jax.tree.map(lambda m: m * (state.temperature / temperature), state.masses)
-        mass = masses.at_least(mass, self._stable_minimum(state.weights))
+        mass = self._stable(jax.tree.map(lambda m: m * (state.temperature / temperature), state.masses), state.weights)
         changed = state._replace(temperature=temperature, masses=mass, refresh_multiple=jnp.zeros((), jnp.int32))
         return self.continue_from(changed, state)
 
@@ -519,9 +498,8 @@ class PseudoLangevin(NoiseMassLangevin):
 
     Masses are set from the measured variance 𝒱 of the mini-batch gradient, so that the mini-batch noise is the share
     𝒯 = `temperature_ratio` of the thermal noise of every component (eq:LTRLimit). The injected noise is reduced by
-    that share (eq:PseudoLangevinIntegrator). The distribution is right in the limit 𝒯 → 0, c1 → 1; the bias at finite
-    𝒯 comes from the correlations between components of the mini-batch noise, which are not corrected, and, about a
-    third of it at 𝒯 = 0.1, from the time step.
+    that share (eq:PseudoLangevinIntegrator). The distribution is right in the limit 𝒯 → 0, c1 → 1; most of the bias at
+    finite 𝒯 comes from correlations between components of the mini-batch noise, which are not corrected.
 
     At every refresh 𝒱 is measured again. Masses whose 𝒯_i exceeds `max_temperature_ratio` are raised to it and their
     momenta redrawn, or, with probability `reset_probability`, all masses are set and all momenta redrawn.
@@ -531,9 +509,8 @@ class PseudoLangevin(NoiseMassLangevin):
         max_temperature_ratio: 𝒯max, the ratio above which a mass is raised; default: `temperature_ratio`.
         reset_probability: ρ_reset, the probability that a refresh sets all masses and redraws all momenta. Resets more
             frequent than the relaxation time bias the samples towards a large 𝒱; with 0, masses are only raised.
-        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each of them is a reset. 𝒱
-            grows by orders of magnitude while a trained start thermalises, and masses set at the start would be far too
-            light by the first regular refresh. 0 is the paper's scheme.
+        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each of them is a reset, as
+            𝒱 grows by orders of magnitude while a trained start thermalises. 0 is the paper's scheme.
 
     Example:
         >>> sampler = pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)  # doctest: +SKIP
@@ -563,16 +540,14 @@ class PseudoLangevin(NoiseMassLangevin):
         variance_key, momentum_key, reset_key = jax.random.split(key_for(state.key, Stream.REFRESH, state.step), 3)
         measured = self.measure_variance(variance_key, state.weights)
         state = self.remeasure(state, measured)
-        ratios = masses.temperature_ratios(self._guarded(measured), state.masses, state.temperature, **self.dynamics)
+        ratios = self.temperature_ratios(state, self._guarded(measured))
         warming_up = state.num_refreshes <= self.warmup_refreshes
         reset = warming_up | jax.random.bernoulli(reset_key, self.reset_probability)
         excess = jax.tree.map(lambda r: r / self.ratio_limit, ratios)
         raised = jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess)
         mass = trees.select(reset, self.nominal_masses(measured, state.weights, state.temperature), raised)
-        fresh = self.draw_momentum(momentum_key, state._replace(masses=mass))
-        momentum = jax.tree.map(
-            lambda x, new, old: jnp.where(reset | (x > 1), new, old), excess, fresh, state.half_step_momentum
-        )
+        drawn = self.draw_momentum(momentum_key, state._replace(masses=mass)), state.half_step_momentum
+        momentum = jax.tree.map(lambda x, new, old: jnp.where(reset | (x > 1), new, old), excess, *drawn)
         return state._replace(
             peak_ratio=trees.largest(ratios),
             masses=mass,

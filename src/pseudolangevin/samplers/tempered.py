@@ -1,8 +1,7 @@
 """Samplers whose chains change their temperature: along a schedule, or by exchange with other chains.
 
-Both extend a sampler of any kind: `annealed(sampler, schedule)` and `replica_exchange(sampler)` return a sampler with
-the same settings and the same step. A chain that changes its temperature keeps its position and its momenta in units of
-√(M·T); see `Sampler.at_temperature` and `Sampler.continue_from`.
+Both extend a sampler of any kind. A chain keeps its position and its momenta in units of √(M·T); see
+`Sampler.at_temperature` and `Sampler.continue_from`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _trees as trees
-from .._checks import check_integer
-from .._random import Stream, key_for
-from .._trees import Array, Key, Weights
+from .._trees import Array, Key, Stream, Weights, check_integer, key_for
 from ..gradients import Sum, difference, exact_energy
 from .base import Sampler, Status
 
@@ -128,8 +125,8 @@ class ReplicaExchange(Base):
         which leaves the product of their distributions unchanged. Even and odd pairs take turns, so that replicas
         travel faster than by random pairs. Temperatures, keys and masses stay in place.
         """
-        size, (step, running) = len(states.step), (states.step, states.status == Status.RUNNING)
-        step = jnp.max(jnp.where(running, step, 0))
+        size, running = len(states.step), states.status == Status.RUNNING
+        step = jnp.max(jnp.where(running, states.step, 0))
         chains = jnp.arange(size // num_temperatures)
         order = jnp.argsort(states.temperature[:: len(chains)])[:, None] * len(chains) + chains  # cold to hot
         cold, hot = order[:-1], order[1:]
