@@ -25,6 +25,7 @@ TOKEN = re.compile(
 FUNCTIONS = ("exp", "ln", "Cov", "Var", "tr", "sign", "max", "min")
 OPEN, CLOSE = {"(": ")", "[": "]", "⟨": "⟩"}, ")]⟩"
 FORMULA = re.compile(r"[·√⟨←∂∇∫]")
+PROSE = re.compile(r"[a-z]{3,} [a-z]{2,}")  # a block with two words in a row is text, not a formula
 BLOCK = re.compile(
     r'<div class="(?:language-text )?highlight"><pre>(?:<span></span>)?<code>(.*?)</code></pre></div>', re.DOTALL
 )
@@ -36,7 +37,7 @@ def typeset(page: str) -> str:
 
     def block(found: re.Match[str]) -> str:
         text = html.unescape(re.sub("<[^>]+>", "", found[1]))
-        if not FORMULA.search(text):
+        if PROSE.search(text) or not FORMULA.search(text):
             return found[0]
         lines = [convert(latex(line), display="block") for line in text.splitlines() if line.strip()]
         return '<div class="formula">' + "".join(lines) + "</div>"
