@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 Array: TypeAlias = jax.Array
@@ -30,6 +32,8 @@ PerExample: TypeAlias = Callable[[Weights, Batch], Array]  # maps weights and a 
 Selection: TypeAlias = str | Sequence[str] | Any  # a pattern, several patterns, or a pytree of booleans
 
 LARGE_TENSOR = 2**22  # entries; larger tensors are neither packed nor given noise from the common vector
+
+zeros_like, select, largest = optax.tree.zeros_like, optax.tree.where, optax.tree.max
 
 
 def num_weights(weights: Weights) -> int:
@@ -50,23 +54,13 @@ def squared_norm(weights: Weights) -> Array:
 
 def fingerprint(weights: Weights) -> Array:
     """Return the sum of the bits of the weights in single precision, which differs where the weights differ."""
-    bits = [jax.lax.bitcast_convert_type(jnp.asarray(w, jnp.float32), jnp.uint32) for w in jax.tree.leaves(weights)]
+    bits = [lax.bitcast_convert_type(jnp.asarray(w, jnp.float32), jnp.uint32) for w in jax.tree.leaves(weights)]
     return sum((jnp.sum(b, dtype=jnp.uint32) for b in bits), jnp.zeros((), jnp.uint32))
 
 
 def spread(value: Any, weights: Weights) -> Weights:
     """Return a tree with the number `value` for every tensor; a tree shaped like `weights` is returned as it is."""
     return jax.tree.map(lambda _: value, weights) if jax.tree_util.all_leaves([value]) else value
-
-
-def zeros_like(weights: Weights) -> Weights:
-    """Return zeros, shaped like `weights`."""
-    return jax.tree.map(jnp.zeros_like, weights)
-
-
-def select(predicate: Array, on_true: Any, on_false: Any) -> Any:
-    """Return one of two trees, by a scalar boolean."""
-    return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), on_true, on_false)
 
 
 def all_finite(tree: Any) -> Array:
@@ -80,14 +74,11 @@ def layers(weights: Weights) -> dict[str, Weights]:
 
     A wrapper with a single entry (``{"params": {...}}``) is looked through; a bare array is one layer.
     """
-    children = jax.tree_util.default_registry.flatten_one_level(weights)
-    if children is None:
-        return {"weights": weights}
     paths = jax.tree_util.tree_flatten_with_path(weights, is_leaf=lambda node: node is not weights)[0]
     paths = [(path, child) for path, child in paths if jax.tree.leaves(child)]
-    if len(paths) == 1 and jax.tree_util.default_registry.flatten_one_level(paths[0][1]) is not None:
+    if len(paths) == 1 and not jax.tree_util.all_leaves([paths[0][1]]):
         return layers(paths[0][1])
-    return {jax.tree_util.keystr(path, simple=True): child for path, child in paths}
+    return {jax.tree_util.keystr(path, simple=True) or "weights": child for path, child in paths}
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -96,20 +87,14 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path, simple=True, separator=".") or "weights", leaf) for path, leaf in flat]
 
 
-def by_layer(function: Callable[[Weights], Array], weights: Weights) -> Array:
-    """Return a scalar function of each layer, stacked in the order of `layers`."""
-    return jnp.stack([function(layer) for layer in layers(weights).values()])
+def by_layer(function: Callable[..., Array], *trees: Weights) -> Array:
+    """Return a scalar function of each layer of one or more trees, stacked in the order of `layers`."""
+    return jnp.stack([function(*parts) for parts in zip(*(layers(tree).values() for tree in trees), strict=True)])
 
 
 def mean(tree: Any) -> Array:
     """Return the mean over all entries of all leaves."""
-    leaves = jax.tree.leaves(tree)
-    return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / float(num_weights(leaves))
-
-
-def largest(tree: Any) -> Array:
-    """Return the largest entry of all leaves."""
-    return jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(tree)]))
+    return sum(map(jnp.sum, jax.tree.leaves(tree)), start=jnp.zeros(())) / float(num_weights(tree))
 
 
 def quantiles(tree: Any, levels: Sequence[float]) -> Array:
@@ -127,14 +112,12 @@ def ravel(tree: Any) -> Array:
 def check_weights(weights: Weights) -> None:
     """Raise unless `weights` is a pytree of finite float32 or float64 arrays."""
     flat = jax.tree_util.tree_flatten_with_path(weights)[0]
-    if not flat or num_weights([leaf for _, leaf in flat if hasattr(leaf, "shape")]) == 0:
-        raise ValueError(
-            "weights is an empty pytree; pass at least one array of weights, for example network.init(key)"
-        )
+    if not any(np.size(leaf) for _, leaf in flat):
+        remedy = "pass at least one array of weights, for example network.init(key)"
+        raise ValueError(f"weights is an empty pytree; {remedy}")
     for path, leaf in flat:
         name = "weights" + jax.tree_util.keystr(path)
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None:
+        if (dtype := getattr(leaf, "dtype", None)) is None:
             raise ValueError(f"{name} is {leaf!r}, not an array; wrap it with jnp.asarray")
         if dtype not in (jnp.float32, jnp.float64):
             why = "weights move by steps far smaller than themselves, so they must be float32 or float64"
@@ -143,7 +126,8 @@ def check_weights(weights: Weights) -> None:
             raise ValueError(f"{name} holds NaN or infinity; start from finite weights")
 
 
-@jax.tree_util.register_pytree_node_class
+@partial(jax.tree_util.register_dataclass, data_fields=["vector"], meta_fields=["structure", "shapes"])
+@dataclass(frozen=True)
 class Flat:
     """A pytree of tensors packed into one vector, for arithmetic that is entry by entry.
 
@@ -151,9 +135,10 @@ class Flat:
     instead of one launch for every tensor. At ten thousand weights, launches are most of the cost of a step.
     """
 
-    def __init__(self, vector: Array, structure: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
-        """Store the vector, in which tensors of `shapes` follow each other."""
-        self.vector, self.structure, self.shapes = vector, structure, shapes
+    vector: Array
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    """Shapes of the tensors, which follow each other in the vector."""
 
     @property
     def tree(self) -> Weights:
@@ -161,15 +146,6 @@ class Flat:
         ends = list(itertools.accumulate(map(math.prod, self.shapes), initial=0))
         cuts = zip(itertools.pairwise(ends), self.shapes, strict=True)
         return jax.tree.unflatten(self.structure, [self.vector[a:b].reshape(shape) for (a, b), shape in cuts])
-
-    def tree_flatten(self) -> tuple[tuple[Array], tuple[Any, tuple[tuple[int, ...], ...]]]:
-        """Return children and auxiliary data, for JAX."""
-        return (self.vector,), (self.structure, self.shapes)
-
-    @classmethod
-    def tree_unflatten(cls, cut: tuple[Any, tuple[tuple[int, ...], ...]], children: tuple[Array]) -> Flat:
-        """Rebuild from children and auxiliary data, for JAX."""
-        return cls(children[0], *cut)
 
 
 def pack(weights: Weights) -> Flat:

@@ -3,8 +3,8 @@
     start ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
 
 Stops are the multiples of `every` and the steps at which a chain is due for a refresh. All randomness is a function of
-the chain's key and the global step, so a trajectory depends neither on where a run was interrupted nor, rounding apart,
-on which other chains run. `Run.records` is the only loop that drives chains.
+the chain's key and the global step, so a trajectory does not depend on where a run was interrupted. `Run.records` is
+the only loop that drives chains.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _trees as trees
 from . import observables, placement
-from ._trees import Array, Key, Weights, as_key, check_integer, check_positive
+from ._trees import Array, Key, Weights, as_key, check_integer, check_interval, check_positive
 from .data.dataset import BLOCKS_AHEAD, Dataset, StreamedDataset
 from .observables import OwnObservables, Reporter, check_own
 from .placement import Placement
 from .results import Result
-from .samplers.base import MAX_STEPS, Sampler, Status
+from .samplers.base import MAX_STEPS, RATIO_QUANTILES, Sampler, Status
 from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
@@ -438,6 +439,8 @@ class Run:
 
     def trace(self, states: Any, records: Sequence[dict[str, np.ndarray]], every: int, first: int = 0) -> xr.Dataset:
         """Return records after step `first` as a labelled data set, complete even without records."""
+        import xarray as xr  # noqa: PLC0415 (slow to import)
+
         if records:
             stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
         else:
@@ -445,9 +448,20 @@ class Run:
             record = observables.to_host({name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()})
             stacked = {name: value[:, None][:, :0] for name, value in record.items()}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
-        draws = (first // every + 1 + np.arange(len(records))) * every
-        found = observables.trace(self.split(stacked), self.temperatures, draws, one)
-        return found.assign_attrs(observed_examples=self.observed.num_examples, record_every=every)
+        coords: dict[str, Any] = {
+            "temperature": np.asarray(self.temperatures, np.float64),
+            "chain": np.arange(self.num_chains),
+            "draw": np.arange(len(records)),
+            "step": ("draw", (first // every + 1 + np.arange(len(records))) * every),
+            "layer": list(trees.layers(one)),
+        }
+        if "temperature_ratio" in stacked:
+            coords["quantile"] = list(RATIO_QUANTILES)
+        if "dead_class" in stacked:
+            coords["class"] = np.arange(stacked["dead_class"].shape[-1])
+        variables = {name: observables.variable(name, self.split(values)) for name, values in stacked.items()}
+        attributes = {"observed_examples": self.observed.num_examples, "record_every": every}
+        return xr.Dataset(variables, coords, attributes)
 
     def abstract_states(self, weights: Weights) -> Any:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
@@ -457,11 +471,15 @@ class Run:
 
 
 def _in_place(states: Any, mesh: Mesh | None) -> Any:
-    return states if mesh is None else placement.keep_in_place(states, mesh)
+    """Constrain arrays with a leading chain axis to their devices."""
+    if mesh is None:
+        return states
+    return jax.tree.map(lambda a: lax.with_sharding_constraint(a, placement.sharding(a.shape, mesh)), states)
 
 
 def _everywhere(tree: Any, mesh: Mesh | None) -> Any:
-    return tree if mesh is None else placement.keep_everywhere(tree, mesh)
+    """Replicate arrays on all devices, so that every process can read them."""
+    return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 @partial(jax.jit, static_argnames="with_tests")
@@ -552,9 +570,7 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
     if not values:
         raise ValueError("temperatures is empty; pass at least one")
     for value in values:
-        check_positive("temperatures", value, "exp(-U/T) needs T > 0")
-        if not 1e-30 <= value <= 1e30:
-            raise ValueError(f"temperatures = {value!r} is beyond single precision; scale the loss instead")
+        check_interval("temperatures", value, 1e-30, 1e30, "exp(-U/T) needs T > 0 in single precision; scale the loss")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
         remedy = "use num_chains for several chains at one temperature"
@@ -584,10 +600,10 @@ def progress_bar(
             return
         due = now + 60
         speed = median(speeds)  # of the last records, since some intervals contain compilations
-        parts = [f"step {step} of {num_steps}", f"{num_chains} chains", f"{speed:,.0f} steps/s"]
-        parts += [f"{(num_steps - step) / speed:,.0f} s left", "" if math.isnan(loss) else f"loss {loss:.4f}"]
-        parts += [f"records {share:.0%} of the time: raise record_every" if share > 0.05 else ""]
-        line = ", ".join(filter(None, parts))
+        line = f"step {step} of {num_steps}, {num_chains} chains, {speed:,.0f} steps/s"
+        line += f", {(num_steps - step) / speed:,.0f} s left"
+        line += "" if math.isnan(loss) else f", loss {loss:.4f}"
+        line += f", records {share:.0%} of the time: raise record_every" if share > 0.05 else ""
         width = shutil.get_terminal_size().columns - 1
         text = f"\r{line[:width]:{width}}" if on_one_line else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)

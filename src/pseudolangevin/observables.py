@@ -17,7 +17,7 @@ last time; before, it is 0. For any record w0 depends on earlier records only.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,11 +32,9 @@ from ._trees import Array, Batch, Key, Stream, Weights, key_for
 from .data.dataset import Dataset, StreamedDataset
 from .gradients import covariance_product, exact_means, exact_sums
 from .potential import Potential
-from .samplers.base import HEALTHY, RATIO_QUANTILES, Sampler, Status
+from .samplers.base import HEALTHY, Sampler, Status
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from .chains import Run
 
 OwnObservables = tuple[tuple[str, Callable[[Weights, Dataset], Any]], ...]
@@ -133,8 +131,8 @@ def observe(
         "status": jnp.where(broken, Status.NON_FINITE_ENERGY, state.status),
     }
     if sampler.uses_temperature:
-        record["virial_temperature"] = trees.dot(weights, sums.gradient) / float(trees.num_weights(weights))
-        record["layer_virial_temperature"] = layer_virial_temperatures(weights, sums.gradient)
+        record["virial_temperature"] = _virial_temperature(weights, sums.gradient)
+        record["layer_virial_temperature"] = trees.by_layer(_virial_temperature, weights, sums.gradient)
     if potential.per_example_error is not None:
         record["error"] = sums.error
     if sums.dead_class is not None:
@@ -148,10 +146,9 @@ def observe(
     return record | sampler.measure(state, sums.gradient), weights, sums.gradient
 
 
-def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:
-    """Return ⟨w·∇U⟩/N of each layer, which equals T at equilibrium by the equipartition theorem."""
-    pairs = zip(trees.layers(weights).values(), trees.layers(gradient).values(), strict=True)
-    return jnp.stack([trees.dot(w, g) / float(trees.num_weights(w)) for w, g in pairs])
+def _virial_temperature(weights: Weights, gradient: Weights) -> Array:
+    """Return w·∇U/N, which is T on average at equilibrium, by the equipartition theorem."""
+    return trees.dot(weights, gradient) / float(trees.num_weights(weights))
 
 
 def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
@@ -163,26 +160,6 @@ def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
         name: value.astype(np.float64) if np.issubdtype(value.dtype, np.floating) else value
         for name, value in host.items()
     }
-
-
-def trace(
-    records: Mapping[str, np.ndarray], temperatures: Sequence[float], steps: np.ndarray, weights: Weights
-) -> xr.Dataset:
-    """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
-    import xarray as xr  # noqa: PLC0415 (slow to import)
-
-    coords: dict[str, Any] = {
-        "temperature": np.asarray(temperatures, np.float64),
-        "chain": np.arange(records["status"].shape[1]),
-        "draw": np.arange(len(steps)),
-        "step": ("draw", steps),
-        "layer": list(trees.layers(weights)),
-    }
-    if "temperature_ratio" in records:
-        coords["quantile"] = list(RATIO_QUANTILES)
-    if "dead_class" in records:
-        coords["class"] = np.arange(records["dead_class"].shape[-1])
-    return xr.Dataset({name: variable(name, values) for name, values in records.items()}, coords)
 
 
 def variable(name: str, values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, dict[str, str]]:
@@ -363,7 +340,8 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
         total=old.total + w,
     )
     away = jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], weights))[1])(w - moved.reference)
-    record = {"centred_virial_temperature": jax.vmap(layer_virial_temperatures)(away, gradients)}
+    virial_temperatures = jax.vmap(partial(trees.by_layer, _virial_temperature))
+    record = {"centred_virial_temperature": virial_temperatures(away, gradients)}
     if moved.directions.shape[1]:
         project = partial(jnp.einsum, "cdn,cn->cd", moved.directions, precision="highest")
         record |= {"direction_position": project(w), "direction_gradient": project(g)}

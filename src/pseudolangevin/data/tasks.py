@@ -62,8 +62,8 @@ def spin_vectors(
         ((55800, 100), dtype('int8'))
     """
     sizes = {"num_train": num_train, "num_test": num_test, "dimension": dimension, "num_classes": num_classes}
-    for name, value in sizes.items():
-        check_integer(name, value, minimum=1)
+    for name, size in sizes.items():
+        check_integer(name, size, minimum=1)
     check_interval("flip_probability", flip_probability, 0.0, 0.5, "a larger value only swaps the signs")
     reference_key, train_key, test_key = jax.random.split(key, 3)
     references = _spins(reference_key, 0.5, (num_classes, dimension))
@@ -157,9 +157,8 @@ def _splits(key: Key, arrays: list[np.ndarray], projected: bool, dimension: int,
     pixels = [each.reshape(len(each), -1) for each in (images, test_images)]
     if projected:
         # Sums of up to 65 536 bytes are integers below 2²⁴, exact in float32 in whatever order they are added.
-        exact: Any = np.float32 if pixels[0].shape[1] <= 2**16 else np.float64
-        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), exact)
-        inputs = [np.sign(each.astype(exact) @ projection).astype(np.int8) for each in pixels]
+        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), np.float32)
+        inputs = [np.sign(each.astype(np.float32) @ projection).astype(np.int8) for each in pixels]
     else:
         inputs = [each.astype(np.float32) / np.float32(255) for each in pixels]
     classes, num_train = labels.astype(np.int32), len(images) - num_validation
