@@ -1,5 +1,6 @@
 """Running chains: starts, seeds, records, own observables, stops, and chains that fail."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -151,7 +152,8 @@ def walled_potential() -> pl.Potential:
     return pl.Potential(lambda w, batch: -0.05 * jnp.sqrt(1 - w**2).sum() + batch[0] * w.sum() + 2 * (w**2).sum())
 
 
-def walled_run(temperatures, num_steps=400):
+@cache
+def walled_run(*temperatures, num_steps=400):
     rng = np.random.default_rng(0)
     dataset = pl.Dataset(rng.normal(0, 0.01, 40).astype(np.float32), np.zeros(40))
     sampler = pl.full_batch_langevin(walled_potential(), dataset, time_step=0.1, momentum_retention=0.9)
@@ -168,7 +170,7 @@ def walled_run(temperatures, num_steps=400):
 
 def test_no_state_begins_with_a_weak_type():
     """The type of jnp.full(2, 0.5) is weak and that of a step is not: every program would be compiled twice."""
-    sampler = walled_run([0.001], num_steps=10).sampler
+    sampler = walled_run(0.001).sampler
     weights = jnp.full(2, 0.5)
     assert weights.aval.weak_type
     states = pl.Run(sampler, temperatures=[0.001]).start(weights, 0)
@@ -177,7 +179,7 @@ def test_no_state_begins_with_a_weak_type():
 
 def test_a_chain_that_becomes_non_finite_stops_and_the_others_continue():
     with pytest.warns(pl.ChainStoppedWarning, match=r"chain 0 at T = 1.2 stopped by step \d+: .*non-finite") as caught:
-        result = walled_run([1e-3, 1.2])
+        result = walled_run(1e-3, 1.2)
     assert len(caught) == 1
     status = result.trace.status.values[:, 0]
     assert (status[0] == pl.Status.RUNNING).all()
@@ -193,15 +195,15 @@ def test_a_chain_that_becomes_non_finite_stops_and_the_others_continue():
     np.testing.assert_array_equal(result.weights[1, 0], result.samples[1, 0, stopped_at - 1])
     assert int(result.states.step[1]) == 10 * stopped_at
     # The cold chain is not affected.
-    alone = walled_run([1e-3])
+    alone = walled_run(1e-3)
     np.testing.assert_allclose(alone.weights[0, 0], result.weights[0, 0], rtol=1e-4, atol=1e-6)
 
 
 def test_a_very_large_chain_that_becomes_non_finite_is_not_put_back(monkeypatch):
-    kept = walled_run([1e-3])
+    kept = walled_run(1e-3)
     monkeypatch.setattr(base, "VERY_LARGE", 1)
     with pytest.warns(pl.ChainStoppedWarning, match="chain 0 at T = 1.2 stopped"):
-        result = walled_run([1e-3, 1.2])
+        result = walled_run.__wrapped__(1e-3, 1.2)
     status = result.trace.status.values[:, 0]
     stopped_at = int(np.argmax(status[1] != 0))
     assert (status[1, stopped_at:] == pl.Status.NON_FINITE).all()
@@ -211,7 +213,7 @@ def test_a_very_large_chain_that_becomes_non_finite_is_not_put_back(monkeypatch)
 
 def test_when_all_chains_have_stopped_the_run_ends():
     with pytest.warns(pl.ChainStoppedWarning) as caught:
-        result = walled_run([0.5, 0.6], num_steps=100_000)
+        result = walled_run(0.5, 0.6, num_steps=100_000)
     assert len(caught) == 2
     assert result.trace.sizes["draw"] < 1000
     assert np.isfinite(result.weights).all()

@@ -1,9 +1,9 @@
 """Basics: pytrees of weights, their packing into one vector, random numbers, and checks of arguments.
 
 Random numbers are functions of (chain key, stream, step, entry), so nothing depends on where a run was cut. A block of
-the cipher Threefry at (step, entry) gives two random words, from which uniform indices and normal numbers follow. It is
-JAX's Threefry, written out entry by entry: XLA fuses it with the loop, or on a GPU with the kernel, that uses the
-words. JAX's own generator is a separate loop on a CPU, several times slower, and one launch per call on a GPU.
+the cipher Threefry at (step, entry) gives two random words. It is JAX's Threefry, written out entry by entry, so that
+XLA fuses it with the loop or kernel that uses the words. JAX's own generator is a separate loop on a CPU, several times
+slower, and one launch per call on a GPU.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def check_weights(weights: Weights) -> None:
 @partial(jax.tree_util.register_dataclass, data_fields=["vector"], meta_fields=["structure", "shapes"])
 @dataclass(frozen=True)
 class Flat:
-    """A pytree of tensors packed into one vector, for arithmetic that is entry by entry.
+    """A pytree of tensors packed into one vector: a pytree with one leaf, for arithmetic that is entry by entry.
 
-    It is a pytree with one leaf, so what maps over weights maps over it in one loop, or on a GPU in one launch,
-    instead of one launch for every tensor. At ten thousand weights, launches are most of the cost of a step.
+    On a GPU that takes one launch instead of one for every tensor, and launches are most of the cost of a step at ten
+    thousand weights.
     """
 
     vector: Array
@@ -217,8 +217,7 @@ def first_match(name: str, table: Mapping[str, Any], argument: str) -> Any:
 
 
 def _check_mask(weights: Weights, mask: Any, argument: str) -> Weights:
-    structure: Any = jax.tree.structure(weights)
-    if jax.tree.structure(mask) != structure:
+    if jax.tree.structure(mask) != jax.tree.structure(weights):
         remedy = "pass a string such as 'layer3.*', a list of them, or a pytree with True or False for every tensor"
         raise ValueError(f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; {remedy}")
     for leaf in jax.tree.leaves(mask):
@@ -274,11 +273,10 @@ def key_for(key: Key | FoldedKey, stream: Stream, step: Array | int) -> Key:
 
 def as_key(key: Key | int) -> Key:
     """Return a random key from a seed or a key; raise for anything else."""
-    if isinstance(key, jax.Array):
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
-            return key
-        if key.dtype == jnp.uint32 and key.shape == (2,):  # from jax.random.PRNGKey
-            return jax.random.wrap_key_data(key)
+    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.shape == (2,):  # from jax.random.PRNGKey
+        return jax.random.wrap_key_data(key)
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+        return key
     if isinstance(key, int | np.integer) and not isinstance(key, bool) and -(2**63) <= key < 2**63:
         return jax.random.key(key)
     raise ValueError(f"key = {key!r} is neither an integer seed nor one key; pass key=0 or key=jax.random.key(0)")
@@ -287,8 +285,8 @@ def as_key(key: Key | int) -> Key:
 def normal_like(key: Key, weights: Weights, step: Array | int = 0) -> Weights:
     """Return independent standard normal numbers, shaped like `weights`: a function of key, step and entry.
 
-    Small tensors share one vector: one generator compiles and launches faster than one per tensor. A large tensor has
-    its own, entry by entry, so that it is split over devices with its tensor and nothing is moved.
+    Small tensors share one vector, which compiles and launches faster. A large tensor has its own, entry by entry, so
+    that it is split over devices with its tensor and nothing is moved.
     """
     leaves, structure = jax.tree.flatten(weights)
     dtype = jnp.result_type(*leaves)
@@ -418,7 +416,7 @@ def check_interval(name: str, value: Any, low: float, high: float, remedy: str, 
 
 def check_positive(name: str, value: Any, remedy: str = "pass a number above zero") -> None:
     """Raise unless `value` is a finite number above zero."""
-    if not as_number(name, value) > 0:
+    if as_number(name, value) <= 0:
         raise ValueError(f"{name} = {value!r} is not positive; {remedy}")
 
 

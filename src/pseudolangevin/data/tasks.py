@@ -99,12 +99,11 @@ def fashion_mnist(
 ) -> Splits:
     """Return FashionMNIST as in the paper: 50 000 training, 10 000 validation and 10 000 test images in ten classes.
 
-    Projected, an image x becomes the signs of `dimension` random sums of its pixels (eq:projectedFMNIST),
+    Projected, an image x becomes the signs of `dimension` random sums of its pixels 0 … 255 (eq:projectedFMNIST),
 
-        x̃_k = sign(Σ_ij x_ij·P_ijk),    P_ijk = ±1 with equal probability.
+        x̃_k = sign(Σ_ij x_ij·P_ijk),    P_ijk = ±1 with equal probability,    sign(0) = 0,
 
-    Pixels count as stored, 0 … 255, and are not centred; a sum that is exactly zero has the sign 0. Projected inputs
-    are int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
+    as int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
 
     Args:
         key: random key of the projection.
@@ -170,8 +169,8 @@ def _splits(key: Key, arrays: list[np.ndarray], projected: bool, dimension: int,
 def read_idx(path: Path, num_axes: int, sha256: str | None = None) -> np.ndarray:
     """Return the unsigned bytes in an IDX file, gzipped or not.
 
-    The format is: 0 0 8 num_axes | size of every axis, 4 bytes each, big-endian | the bytes. The hash of the
-    uncompressed contents is compared with `sha256`.
+    The format is: 0 0 8 num_axes | size of every axis, 4 bytes each, big-endian | the bytes. `sha256` is the hash of
+    the uncompressed contents.
     """
     try:
         content = path.read_bytes()
@@ -179,7 +178,7 @@ def read_idx(path: Path, num_axes: int, sha256: str | None = None) -> np.ndarray
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is a damaged gzip file: {error}; fetch it again") from None
     except (OSError, MemoryError) as error:
-        raise ValueError(f"{path} cannot be read: {error or 'it does not fit into memory'}; fetch it again") from None
+        raise ValueError(f"{path} cannot be read: {error or 'too large for the memory'}; fetch it again") from None
     if content[:4] != bytes([0, 0, 8, num_axes]):
         expected = f"an IDX file of unsigned bytes with {num_axes} axes, which begins with 00 00 08 0{num_axes}"
         raise ValueError(f"{path} is not {expected}: it begins with {content[:4].hex(' ') or 'nothing'}")
@@ -209,17 +208,16 @@ def _read_folder(
         if (path := find_file(folder, part, num_axes)) is None:
             raise ValueError(f"{Path(folder, f'{part}-idx{num_axes}-ubyte')}, plain or with .gz, is missing")
         arrays.append(read_idx(path, num_axes, (sha256 or {}).get(part)))
-    for prefix, images, labels in (("train", arrays[0], arrays[1]), ("t10k", arrays[2], arrays[3])):
+    for prefix, images, labels in (("train", *arrays[:2]), ("t10k", *arrays[2:])):
         if len(images) != len(labels):
             raise ValueError(f"{folder}: {len(images)} {prefix} images and {len(labels)} labels; they must be as many")
         if labels.max() >= num_classes:
             allowed = f"num_classes = {num_classes} allows 0 … {num_classes - 1}"
             remedy = "raise num_classes, or fetch the file again"
             raise ValueError(f"{folder}: {prefix} labels go up to {labels.max()}, and {allowed}; {remedy}")
-    sizes = arrays[0].shape[1:], arrays[2].shape[1:]
-    if sizes[0] != sizes[1]:
-        found = f"train images are {sizes[0]} and t10k images {sizes[1]} pixels"
-        raise ValueError(f"{folder}: {found}; they must be of one size")
+        if images.shape[1:] != arrays[0].shape[1:]:
+            found = f"train images are {arrays[0].shape[1:]} and t10k images {images.shape[1:]} pixels"
+            raise ValueError(f"{folder}: {found}; they must be of one size")
     return arrays
 
 
