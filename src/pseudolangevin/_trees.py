@@ -8,7 +8,6 @@ slower, and one launch per call on a GPU.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array  # a typed JAX random key, as made by jax.random.key
@@ -126,7 +126,7 @@ def check_weights(weights: Weights) -> None:
             raise ValueError(f"{name} holds NaN or infinity; start from finite weights")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["vector"], meta_fields=["structure", "shapes"])
+@partial(jax.tree_util.register_dataclass, data_fields=["vector"], meta_fields=["unravel"])
 @dataclass(frozen=True)
 class Flat:
     """A pytree of tensors packed into one vector: a pytree with one leaf, for arithmetic that is entry by entry.
@@ -136,27 +136,17 @@ class Flat:
     """
 
     vector: Array
-    structure: Any
-    shapes: tuple[tuple[int, ...], ...]
-    """Shapes of the tensors, which follow each other in the vector."""
-
-    @property
-    def tree(self) -> Weights:
-        """The tensors."""
-        ends = list(itertools.accumulate(map(math.prod, self.shapes), initial=0))
-        cuts = zip(itertools.pairwise(ends), self.shapes, strict=True)
-        return jax.tree.unflatten(self.structure, [self.vector[a:b].reshape(shape) for (a, b), shape in cuts])
+    unravel: Callable[[Array], Weights]
 
 
 def pack(weights: Weights) -> Flat:
     """Return the tensors packed into one vector."""
-    leaves, structure = jax.tree.flatten(weights)
-    return Flat(ravel(weights), structure, tuple(leaf.shape for leaf in leaves))
+    return Flat(*ravel_pytree(weights))
 
 
 def unpack(weights: Flat | Weights) -> Weights:
     """Return the tensors; a tree that is not packed is returned as it is."""
-    return weights.tree if isinstance(weights, Flat) else weights
+    return weights.unravel(weights.vector) if isinstance(weights, Flat) else weights
 
 
 def pack_like(model: Flat | Weights, weights: Weights) -> Flat | Weights:
@@ -217,7 +207,8 @@ def first_match(name: str, table: Mapping[str, Any], argument: str) -> Any:
 
 
 def _check_mask(weights: Weights, mask: Any, argument: str) -> Weights:
-    if jax.tree.structure(mask) != jax.tree.structure(weights):
+    structure: Any = jax.tree.structure(weights)
+    if structure != jax.tree.structure(mask):
         remedy = "pass a string such as 'layer3.*', a list of them, or a pytree with True or False for every tensor"
         raise ValueError(f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; {remedy}")
     for leaf in jax.tree.leaves(mask):

@@ -196,11 +196,11 @@ class Run:
         streamed = isinstance(self.sampler.dataset, StreamedDataset)
         if given is None and (streamed or jax.device_count() == 1):
             return None
+        given = given or Placement.automatic(self.size)
         if streamed and (isinstance(given, Mesh) or given.num_devices > 1):
             raise ValueError(f"placement.{given}: a StreamedDataset feeds one device; leave the placement out")
         if isinstance(given, Mesh):
             return given
-        given = given or Placement.automatic(self.size)
         given.check(self.size, self.sampler.dataset.num_examples)
         return given.mesh()
 

@@ -222,27 +222,29 @@ class SteinSums(NamedTuple):
 
     num_records: Array  # records so far
     block_length: Array  # records of a block
-    sums: (
-        Array  # (16 blocks of records, 4, watched weight) of w, g, w·g and w²; when all are in use, they merge in pairs
-    )
+    sums: Array  # (16 blocks of records, 4, watched weight) of w, g, w·g and w²; if all are full, they merge in pairs
     total: Array  # (N,), sum of the weights over the records since the current reference
     reference: Array  # (N,), the point w0
     directions: Array  # (direction, N), orthonormal, strongest first
 
 
-def _start(sampler: Sampler, weights: Weights) -> SteinSums | tuple[()]:
-    """Return the sums of a chain before its first record; none for networks of 2²² weights or more."""
-    num, vector = trees.num_weights(weights), trees.ravel(weights)
-    if num >= trees.LARGE_TENSOR:
-        return ()
-    return SteinSums(
-        num_records=jnp.zeros((), jnp.int32),
-        block_length=jnp.ones((), jnp.int32),
-        sums=jnp.zeros((16, 4, vector[_watched(num)].size), vector.dtype),
-        total=jnp.zeros_like(vector),
-        reference=jnp.zeros_like(vector),
-        directions=jnp.zeros((_num_directions(sampler, weights), num), vector.dtype),
+def begin_stein(sampler: Any, states: Any, starts: Weights) -> Any:
+    """Return states with empty sums, where the sampler has room for them and the weights are neither many nor split."""
+    mesh, one = sampler.dataset.mesh, jax.tree.map(lambda w: w[0], starts)
+    is_split = mesh is not None and mesh.shape["weights"] > 1
+    if not hasattr(states, "tests") or is_split or trees.num_weights(one) >= trees.LARGE_TENSOR:
+        return states
+    vectors = jax.vmap(trees.ravel)(starts)
+    (chains, num), dtype = vectors.shape, vectors.dtype
+    empty = SteinSums(
+        num_records=jnp.zeros(chains, jnp.int32),
+        block_length=jnp.ones(chains, jnp.int32),
+        sums=jnp.zeros((chains, 16, 4, vectors[0, _watched(num)].size), dtype),
+        total=jnp.zeros_like(vectors),
+        reference=jnp.zeros_like(vectors),
+        directions=jnp.zeros((chains, _num_directions(sampler, one), num), dtype),
     )
+    return states._replace(tests=empty)
 
 
 def _watched(num_weights: int) -> slice:
@@ -281,14 +283,6 @@ def strongest_directions(potential: Potential, weights: Weights, batch: Batch, k
     block = lax.fori_loop(0, 3, lambda _, block: orthonormal(apply(block)), block)
     small = block @ apply(block).T
     return jnp.linalg.eigh(0.5 * (small + small.T))[1].T[::-1] @ block
-
-
-def begin_stein(sampler: Any, states: Any, starts: Weights) -> Any:
-    """Return states with empty sums, where the sampler has room for it and the weights are not split."""
-    mesh = sampler.dataset.mesh
-    if not hasattr(states, "tests") or (mesh is not None and mesh.shape["weights"] > 1):
-        return states
-    return states._replace(tests=jax.vmap(lambda weights: _start(sampler, weights))(starts))
 
 
 def without_stein(states: Any) -> tuple[Any, dict[str, Any]]:

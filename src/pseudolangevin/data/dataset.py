@@ -234,11 +234,6 @@ class StreamedDataset(Dataset):
 
     `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, `Signs`, or pytrees of these.
     It replaces a `Dataset`, with the same chains, except as training or validation set of `adam(validation=…)`.
-
-    Example:
-        >>> dataset = StreamedDataset(np.ones((4, 3), np.int8), np.array([0, 1, 1, 0]))
-        >>> dataset.num_examples
-        4
     """
 
     def __init__(self, inputs: Any, targets: Any) -> None:

@@ -208,7 +208,7 @@ def _read_folder(
         if (path := find_file(folder, part, num_axes)) is None:
             raise ValueError(f"{Path(folder, f'{part}-idx{num_axes}-ubyte')}, plain or with .gz, is missing")
         arrays.append(read_idx(path, num_axes, (sha256 or {}).get(part)))
-    for prefix, images, labels in (("train", *arrays[:2]), ("t10k", *arrays[2:])):
+    for prefix, images, labels in (("train", arrays[0], arrays[1]), ("t10k", arrays[2], arrays[3])):
         if len(images) != len(labels):
             raise ValueError(f"{folder}: {len(images)} {prefix} images and {len(labels)} labels; they must be as many")
         if labels.max() >= num_classes:
