@@ -62,7 +62,6 @@ def test_a_split_that_does_not_fit_is_rejected_with_the_nearest_that_does(split,
     ("setting", "line"),
     [
         ("placement.chains=8", "chains = 8.*there are 4; the nearest that fits is chains = 4"),
-        ("placement.data=4", "57 examples do not divide into 4; the nearest that fits is .*data = 3"),
         ("placement.weights=4", "no axis of layer1.kernel.*divides into 4; the nearest that fits is .*weights = 3"),
         ("placement.chains=0", "placement.chains = 0"),
         ("placement.weigths=2", "did you mean placement.weights"),

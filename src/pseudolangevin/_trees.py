@@ -180,7 +180,7 @@ def chosen(weights: Weights, selection: Selection, argument: str = "selection") 
     names = [name for name, _ in named_leaves(weights)]
     patterns = [selection] if isinstance(selection, str) else selection
     if not (isinstance(patterns, list | tuple) and patterns and all(isinstance(entry, str) for entry in patterns)):
-        return _check_mask(weights, selection, argument)
+        return _checked_mask(weights, selection, argument)
     _check_patterns_match([pattern.removeprefix("!") for pattern in patterns], names, argument)
 
     def is_taken(name: str) -> bool:
@@ -206,13 +206,13 @@ def first_match(name: str, table: Mapping[str, Any], argument: str) -> Any:
     raise ValueError(f"{argument} = {dict(table)} has no pattern for {name}; {remedy}")
 
 
-def _check_mask(weights: Weights, mask: Any, argument: str) -> Weights:
+def _checked_mask(weights: Weights, mask: Any, argument: str) -> Weights:
     structure: Any = jax.tree.structure(weights)
     if structure != jax.tree.structure(mask):
         remedy = "pass a string such as 'layer3.*', a list of them, or a pytree with True or False for every tensor"
         raise ValueError(f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; {remedy}")
     for leaf in jax.tree.leaves(mask):
-        if np.ndim(leaf) != 0 or np.asarray(leaf).dtype != np.bool_:
+        if np.shape(leaf) or np.asarray(leaf).dtype != bool:
             raise ValueError(f"{argument} holds {leaf!r}; a mask has one True or False for every tensor")
     return jax.tree.map(bool, mask)
 
@@ -227,18 +227,8 @@ def _check_patterns_match(patterns: list[str], names: list[str], argument: str) 
 # Random numbers.
 
 
-class Stream(IntEnum):
-    """Independent uses of a chain's key."""
-
-    INIT = 0
-    STEP = 1
-    REFRESH = 2
-    BATCH = 3
-    NOISE = 4
-    FRICTION = 5
-    MEASURE = 6
-    EXCHANGE = 7
-    STEIN = 8
+# Independent uses of a chain's key.
+Stream = IntEnum("Stream", "INIT STEP REFRESH BATCH NOISE FRICTION MEASURE EXCHANGE STEIN", start=0)
 
 
 class FoldedKey(NamedTuple):
