@@ -29,7 +29,7 @@ Key: TypeAlias = jax.Array  # a typed JAX random key, as made by jax.random.key
 Weights: TypeAlias = Any  # any pytree of float32 or float64 arrays
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), arrays or pytrees of arrays with one leading example axis
 PerExample: TypeAlias = Callable[[Weights, Batch], Array]  # maps weights and a batch of S examples to S numbers
-Selection: TypeAlias = str | Sequence[str] | Any  # a pattern, several patterns, or a pytree of booleans
+Selection: TypeAlias = str | Sequence[str]  # one or several patterns of names of tensors
 
 LARGE_TENSOR = 2**22  # entries; larger tensors are neither packed nor given noise from the common vector
 
@@ -164,24 +164,19 @@ def is_packable(weights: Weights, *others: Weights) -> bool:
     )
 
 
-def chosen(weights: Weights, selection: Selection, argument: str = "selection") -> Weights:
-    """Return a pytree of booleans shaped like `weights`: whether each tensor is chosen.
+def chosen(weights: Weights, selection: Selection) -> Weights:
+    """Return a pytree of booleans shaped like `weights`: whether each tensor is chosen by one or several patterns.
 
     A pattern is compared with the tensor's path, such as `layer3.kernel`; `*` stands for any characters, dots included.
     The last pattern that matches decides. A pattern that begins with `!` excludes tensors; if the first pattern does,
     all other tensors are included.
-
-    Args:
-        weights: any pytree of arrays.
-        selection: a pattern, a list of patterns, or a mask: a pytree shaped like `weights` with True or False for every
-            tensor.
-        argument: name of the argument in error messages.
     """
     names = [name for name, _ in named_leaves(weights)]
     patterns = [selection] if isinstance(selection, str) else selection
     if not (isinstance(patterns, list | tuple) and patterns and all(isinstance(entry, str) for entry in patterns)):
-        return _checked_mask(weights, selection, argument)
-    _check_patterns_match([pattern.removeprefix("!") for pattern in patterns], names, argument)
+        remedy = "pass a string such as 'layer3.*', or a list of them"
+        raise ValueError(f"selection = {selection!r} is not a pattern; {remedy}")
+    _check_patterns_match([pattern.removeprefix("!") for pattern in patterns], names, "selection")
 
     def is_taken(name: str) -> bool:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
@@ -204,17 +199,6 @@ def first_match(name: str, table: Mapping[str, Any], argument: str) -> Any:
             return value
     remedy = "add one, or a last entry '*' for all others"
     raise ValueError(f"{argument} = {dict(table)} has no pattern for {name}; {remedy}")
-
-
-def _checked_mask(weights: Weights, mask: Any, argument: str) -> Weights:
-    structure: Any = jax.tree.structure(weights)
-    if structure != jax.tree.structure(mask):
-        remedy = "pass a string such as 'layer3.*', a list of them, or a pytree with True or False for every tensor"
-        raise ValueError(f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; {remedy}")
-    for leaf in jax.tree.leaves(mask):
-        if np.shape(leaf) or np.asarray(leaf).dtype != bool:
-            raise ValueError(f"{argument} holds {leaf!r}; a mask has one True or False for every tensor")
-    return jax.tree.map(bool, mask)
 
 
 def _check_patterns_match(patterns: list[str], names: list[str], argument: str) -> None:
