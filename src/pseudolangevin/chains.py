@@ -21,7 +21,7 @@ from functools import cache, cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,8 @@ from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
     import xarray as xr
+
+Records: TypeAlias = Sequence[dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -269,9 +271,8 @@ class Run:
                 raise ValueError(f"test: {error}") from error
         self.sampler.check(one)
         if self.mesh is not None:
-            split = Placement(**self.mesh.shape)
-            # The chains have been checked; if they do not divide, a mesh was given on purpose.
-            split.check(math.lcm(self.size, split.chains), self.sampler.dataset.num_examples, one)
+            split = Placement(**self.mesh.shape)  # a mesh that does not divide the chains was given on purpose
+            split.check(split.chains, self.sampler.dataset.num_examples, one)
         temperatures = jnp.repeat(jnp.asarray(self.temperatures, jax.tree.leaves(one)[0].dtype), self.num_chains)
         return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))), self.with_tests)
 
@@ -407,21 +408,13 @@ class Run:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
         return jax.tree.map(np.asarray, self.fetch(_positions(self._placed[0], states)))
 
-    def result(
-        self,
-        states: Any,
-        records: Sequence[dict[str, np.ndarray]],
-        *,
-        every: int,
-        first: int = 0,
-        samples: Weights | None = None,
-    ) -> Result:
+    def result(self, states: Any, records: Records, *, every: int, first: int = 0, samples: Any = None) -> Result:
         """Return the result of a run from its final states, its records after step `first` and its kept weights."""
         trace = self.trace(states, records, every, first)
         kept = None if samples is None else self.split(samples)
         return Result(trace, self.split(_positions(self._placed[0], states)), kept, states, self.sampler)
 
-    def trace(self, states: Any, records: Sequence[dict[str, np.ndarray]], every: int, first: int = 0) -> xr.Dataset:
+    def trace(self, states: Any, records: Records, every: int, first: int = 0) -> xr.Dataset:
         """Return records after step `first` as a labelled data set, complete even without records."""
         import xarray as xr  # noqa: PLC0415 (slow to import)
 
