@@ -45,7 +45,7 @@ def test_every_example_is_equally_likely(indices):
         assert stats.chisquare(np.bincount(part.ravel(), minlength=EXAMPLES)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("shift", [(0, 1, 0), (0, 2, 0), (1, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 0)])
+@pytest.mark.parametrize("shift", [(0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 0)])
 def test_batches_of_other_steps_chains_and_places_are_independent(indices, shift):
     """Pairs of indices in a contingency table of 10 × 10 groups of examples."""
     first, second = indices.ravel() % 10, np.roll(indices, shift, axis=(0, 1, 2)).ravel() % 10

@@ -1,17 +1,17 @@
 """Basics: pytrees of weights, their packing into one vector, random numbers, and checks of arguments.
 
 Random numbers are functions of (chain key, stream, step, entry), so nothing depends on where a run was cut. A block of
-the cipher Threefry at (step, entry) gives two random words, from which uniform indices and normal numbers follow. It is
-JAX's Threefry, written out entry by entry: XLA fuses it with the loop, or on a GPU with the kernel, that uses the
-words. JAX's own generator is a separate loop on a CPU, several times slower, and one launch per call on a GPU.
+the cipher Threefry at (step, entry) gives two random words. It is JAX's Threefry, written out entry by entry, so that
+XLA fuses it with the loop or kernel that uses the words. JAX's own generator is a separate loop on a CPU, several times
+slower, and one launch per call on a GPU.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,16 +20,20 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array  # a typed JAX random key, as made by jax.random.key
 Weights: TypeAlias = Any  # any pytree of float32 or float64 arrays
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), arrays or pytrees of arrays with one leading example axis
 PerExample: TypeAlias = Callable[[Weights, Batch], Array]  # maps weights and a batch of S examples to S numbers
-Selection: TypeAlias = str | Sequence[str] | Any  # a pattern, several patterns, or a pytree of booleans
+Selection: TypeAlias = str | Sequence[str]  # one or several patterns of names of tensors
 
 LARGE_TENSOR = 2**22  # entries; larger tensors are neither packed nor given noise from the common vector
+
+zeros_like, select, largest = optax.tree.zeros_like, optax.tree.where, optax.tree.max
 
 
 def num_weights(weights: Weights) -> int:
@@ -50,23 +54,13 @@ def squared_norm(weights: Weights) -> Array:
 
 def fingerprint(weights: Weights) -> Array:
     """Return the sum of the bits of the weights in single precision, which differs where the weights differ."""
-    bits = [jax.lax.bitcast_convert_type(jnp.asarray(w, jnp.float32), jnp.uint32) for w in jax.tree.leaves(weights)]
+    bits = [lax.bitcast_convert_type(jnp.asarray(w, jnp.float32), jnp.uint32) for w in jax.tree.leaves(weights)]
     return sum((jnp.sum(b, dtype=jnp.uint32) for b in bits), jnp.zeros((), jnp.uint32))
 
 
 def spread(value: Any, weights: Weights) -> Weights:
     """Return a tree with the number `value` for every tensor; a tree shaped like `weights` is returned as it is."""
     return jax.tree.map(lambda _: value, weights) if jax.tree_util.all_leaves([value]) else value
-
-
-def zeros_like(weights: Weights) -> Weights:
-    """Return zeros, shaped like `weights`."""
-    return jax.tree.map(jnp.zeros_like, weights)
-
-
-def select(predicate: Array, on_true: Any, on_false: Any) -> Any:
-    """Return one of two trees, by a scalar boolean."""
-    return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), on_true, on_false)
 
 
 def all_finite(tree: Any) -> Array:
@@ -80,14 +74,11 @@ def layers(weights: Weights) -> dict[str, Weights]:
 
     A wrapper with a single entry (``{"params": {...}}``) is looked through; a bare array is one layer.
     """
-    children = jax.tree_util.default_registry.flatten_one_level(weights)
-    if children is None:
-        return {"weights": weights}
     paths = jax.tree_util.tree_flatten_with_path(weights, is_leaf=lambda node: node is not weights)[0]
     paths = [(path, child) for path, child in paths if jax.tree.leaves(child)]
-    if len(paths) == 1 and jax.tree_util.default_registry.flatten_one_level(paths[0][1]) is not None:
+    if len(paths) == 1 and not jax.tree_util.all_leaves([paths[0][1]]):
         return layers(paths[0][1])
-    return {jax.tree_util.keystr(path, simple=True): child for path, child in paths}
+    return {jax.tree_util.keystr(path, simple=True) or "weights": child for path, child in paths}
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -96,20 +87,14 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path, simple=True, separator=".") or "weights", leaf) for path, leaf in flat]
 
 
-def by_layer(function: Callable[[Weights], Array], weights: Weights) -> Array:
-    """Return a scalar function of each layer, stacked in the order of `layers`."""
-    return jnp.stack([function(layer) for layer in layers(weights).values()])
+def by_layer(function: Callable[..., Array], *trees: Weights) -> Array:
+    """Return a scalar function of each layer of one or more trees, stacked in the order of `layers`."""
+    return jnp.stack([function(*parts) for parts in zip(*(layers(tree).values() for tree in trees), strict=True)])
 
 
 def mean(tree: Any) -> Array:
     """Return the mean over all entries of all leaves."""
-    leaves = jax.tree.leaves(tree)
-    return sum((jnp.sum(leaf) for leaf in leaves), start=jnp.zeros(())) / float(num_weights(leaves))
-
-
-def largest(tree: Any) -> Array:
-    """Return the largest entry of all leaves."""
-    return jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(tree)]))
+    return sum(map(jnp.sum, jax.tree.leaves(tree)), start=jnp.zeros(())) / float(num_weights(tree))
 
 
 def quantiles(tree: Any, levels: Sequence[float]) -> Array:
@@ -127,14 +112,12 @@ def ravel(tree: Any) -> Array:
 def check_weights(weights: Weights) -> None:
     """Raise unless `weights` is a pytree of finite float32 or float64 arrays."""
     flat = jax.tree_util.tree_flatten_with_path(weights)[0]
-    if not flat or num_weights([leaf for _, leaf in flat if hasattr(leaf, "shape")]) == 0:
-        raise ValueError(
-            "weights is an empty pytree; pass at least one array of weights, for example network.init(key)"
-        )
+    if not any(np.size(leaf) for _, leaf in flat):
+        remedy = "pass at least one array of weights, for example network.init(key)"
+        raise ValueError(f"weights is an empty pytree; {remedy}")
     for path, leaf in flat:
         name = "weights" + jax.tree_util.keystr(path)
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None:
+        if (dtype := getattr(leaf, "dtype", None)) is None:
             raise ValueError(f"{name} is {leaf!r}, not an array; wrap it with jnp.asarray")
         if dtype not in (jnp.float32, jnp.float64):
             why = "weights move by steps far smaller than themselves, so they must be float32 or float64"
@@ -143,44 +126,27 @@ def check_weights(weights: Weights) -> None:
             raise ValueError(f"{name} holds NaN or infinity; start from finite weights")
 
 
-@jax.tree_util.register_pytree_node_class
+@partial(jax.tree_util.register_dataclass, data_fields=["vector"], meta_fields=["unravel"])
+@dataclass(frozen=True)
 class Flat:
-    """A pytree of tensors packed into one vector, for arithmetic that is entry by entry.
+    """A pytree of tensors packed into one vector: a pytree with one leaf, for arithmetic that is entry by entry.
 
-    It is a pytree with one leaf, so what maps over weights maps over it in one loop, or on a GPU in one launch,
-    instead of one launch for every tensor. At ten thousand weights, launches are most of the cost of a step.
+    On a GPU that takes one launch instead of one for every tensor, and launches are most of the cost of a step at ten
+    thousand weights.
     """
 
-    def __init__(self, vector: Array, structure: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
-        """Store the vector, in which tensors of `shapes` follow each other."""
-        self.vector, self.structure, self.shapes = vector, structure, shapes
-
-    @property
-    def tree(self) -> Weights:
-        """The tensors."""
-        ends = list(itertools.accumulate(map(math.prod, self.shapes), initial=0))
-        cuts = zip(itertools.pairwise(ends), self.shapes, strict=True)
-        return jax.tree.unflatten(self.structure, [self.vector[a:b].reshape(shape) for (a, b), shape in cuts])
-
-    def tree_flatten(self) -> tuple[tuple[Array], tuple[Any, tuple[tuple[int, ...], ...]]]:
-        """Return children and auxiliary data, for JAX."""
-        return (self.vector,), (self.structure, self.shapes)
-
-    @classmethod
-    def tree_unflatten(cls, cut: tuple[Any, tuple[tuple[int, ...], ...]], children: tuple[Array]) -> Flat:
-        """Rebuild from children and auxiliary data, for JAX."""
-        return cls(children[0], *cut)
+    vector: Array
+    unravel: Callable[[Array], Weights]
 
 
 def pack(weights: Weights) -> Flat:
     """Return the tensors packed into one vector."""
-    leaves, structure = jax.tree.flatten(weights)
-    return Flat(ravel(weights), structure, tuple(leaf.shape for leaf in leaves))
+    return Flat(*ravel_pytree(weights))
 
 
 def unpack(weights: Flat | Weights) -> Weights:
     """Return the tensors; a tree that is not packed is returned as it is."""
-    return weights.tree if isinstance(weights, Flat) else weights
+    return weights.unravel(weights.vector) if isinstance(weights, Flat) else weights
 
 
 def pack_like(model: Flat | Weights, weights: Weights) -> Flat | Weights:
@@ -198,24 +164,19 @@ def is_packable(weights: Weights, *others: Weights) -> bool:
     )
 
 
-def chosen(weights: Weights, selection: Selection, argument: str = "selection") -> Weights:
-    """Return a pytree of booleans shaped like `weights`: whether each tensor is chosen.
+def chosen(weights: Weights, selection: Selection) -> Weights:
+    """Return a pytree of booleans shaped like `weights`: whether each tensor is chosen by one or several patterns.
 
     A pattern is compared with the tensor's path, such as `layer3.kernel`; `*` stands for any characters, dots included.
     The last pattern that matches decides. A pattern that begins with `!` excludes tensors; if the first pattern does,
     all other tensors are included.
-
-    Args:
-        weights: any pytree of arrays.
-        selection: a pattern, a list of patterns, or a mask: a pytree shaped like `weights` with True or False for every
-            tensor.
-        argument: name of the argument in error messages.
     """
     names = [name for name, _ in named_leaves(weights)]
     patterns = [selection] if isinstance(selection, str) else selection
     if not (isinstance(patterns, list | tuple) and patterns and all(isinstance(entry, str) for entry in patterns)):
-        return _check_mask(weights, selection, argument)
-    _check_patterns_match([pattern.removeprefix("!") for pattern in patterns], names, argument)
+        remedy = "pass a string such as 'layer3.*', or a list of them"
+        raise ValueError(f"selection = {selection!r} is not a pattern; {remedy}")
+    _check_patterns_match([pattern.removeprefix("!") for pattern in patterns], names, "selection")
 
     def is_taken(name: str) -> bool:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
@@ -240,17 +201,6 @@ def first_match(name: str, table: Mapping[str, Any], argument: str) -> Any:
     raise ValueError(f"{argument} = {dict(table)} has no pattern for {name}; {remedy}")
 
 
-def _check_mask(weights: Weights, mask: Any, argument: str) -> Weights:
-    structure: Any = jax.tree.structure(weights)
-    if jax.tree.structure(mask) != structure:
-        remedy = "pass a string such as 'layer3.*', a list of them, or a pytree with True or False for every tensor"
-        raise ValueError(f"{argument} = {mask!r} is neither a pattern nor a mask shaped like the weights; {remedy}")
-    for leaf in jax.tree.leaves(mask):
-        if np.ndim(leaf) != 0 or np.asarray(leaf).dtype != np.bool_:
-            raise ValueError(f"{argument} holds {leaf!r}; a mask has one True or False for every tensor")
-    return jax.tree.map(bool, mask)
-
-
 def _check_patterns_match(patterns: list[str], names: list[str], argument: str) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -261,18 +211,8 @@ def _check_patterns_match(patterns: list[str], names: list[str], argument: str) 
 # Random numbers.
 
 
-class Stream(IntEnum):
-    """Independent uses of a chain's key."""
-
-    INIT = 0
-    STEP = 1
-    REFRESH = 2
-    BATCH = 3
-    NOISE = 4
-    FRICTION = 5
-    MEASURE = 6
-    EXCHANGE = 7
-    STEIN = 8
+# Independent uses of a chain's key.
+Stream = IntEnum("Stream", "INIT STEP REFRESH BATCH NOISE FRICTION MEASURE EXCHANGE STEIN", start=0)
 
 
 class FoldedKey(NamedTuple):
@@ -298,11 +238,10 @@ def key_for(key: Key | FoldedKey, stream: Stream, step: Array | int) -> Key:
 
 def as_key(key: Key | int) -> Key:
     """Return a random key from a seed or a key; raise for anything else."""
-    if isinstance(key, jax.Array):
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
-            return key
-        if key.dtype == jnp.uint32 and key.shape == (2,):  # from jax.random.PRNGKey
-            return jax.random.wrap_key_data(key)
+    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.shape == (2,):  # from jax.random.PRNGKey
+        return jax.random.wrap_key_data(key)
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+        return key
     if isinstance(key, int | np.integer) and not isinstance(key, bool) and -(2**63) <= key < 2**63:
         return jax.random.key(key)
     raise ValueError(f"key = {key!r} is neither an integer seed nor one key; pass key=0 or key=jax.random.key(0)")
@@ -311,8 +250,8 @@ def as_key(key: Key | int) -> Key:
 def normal_like(key: Key, weights: Weights, step: Array | int = 0) -> Weights:
     """Return independent standard normal numbers, shaped like `weights`: a function of key, step and entry.
 
-    Small tensors share one vector: one generator compiles and launches faster than one per tensor. A large tensor has
-    its own, entry by entry, so that it is split over devices with its tensor and nothing is moved.
+    Small tensors share one vector, which compiles and launches faster. A large tensor has its own, entry by entry, so
+    that it is split over devices with its tensor and nothing is moved.
     """
     leaves, structure = jax.tree.flatten(weights)
     dtype = jnp.result_type(*leaves)
@@ -442,7 +381,7 @@ def check_interval(name: str, value: Any, low: float, high: float, remedy: str, 
 
 def check_positive(name: str, value: Any, remedy: str = "pass a number above zero") -> None:
     """Raise unless `value` is a finite number above zero."""
-    if not as_number(name, value) > 0:
+    if as_number(name, value) <= 0:
         raise ValueError(f"{name} = {value!r} is not positive; {remedy}")
 
 

@@ -3,8 +3,8 @@
     start ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
 
 Stops are the multiples of `every` and the steps at which a chain is due for a refresh. All randomness is a function of
-the chain's key and the global step, so a trajectory depends neither on where a run was interrupted nor, rounding apart,
-on which other chains run. `Run.records` is the only loop that drives chains.
+the chain's key and the global step, so a trajectory does not depend on where a run was interrupted. `Run.records` is
+the only loop that drives chains.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _trees as trees
 from . import observables, placement
-from ._trees import Array, Key, Weights, as_key, check_integer, check_positive
+from ._trees import Array, Key, Weights, as_key, check_integer, check_interval, check_positive
 from .data.dataset import BLOCKS_AHEAD, Dataset, StreamedDataset
 from .observables import OwnObservables, Reporter, check_own
 from .placement import Placement
 from .results import Result
-from .samplers.base import MAX_STEPS, Sampler, Status
+from .samplers.base import MAX_STEPS, RATIO_QUANTILES, Sampler, Status
 from .samplers.tempered import annealed
 
 if TYPE_CHECKING:
     import xarray as xr
+
+Records: TypeAlias = Sequence[dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def sample(
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: number of first training examples that observables are measured on; default: all.
         observables: your own observables, a mapping from names to functions f(weights, dataset) that return a scalar or
-            an array; they are compiled, recorded, stored and plotted as the built-in ones.
+            an array; they are treated as the built-in ones.
         on_record: function called with every `Record`, for example to log it.
         keep_weights_every: number of records from one kept set of weights to the next, in `result.samples`.
         chunk_size: examples held at once per chain when measuring; bounds memory, not the result. Default: 4096, or
@@ -181,9 +184,8 @@ class Run:
         if sampler.exchange_every is not None and len(self.temperatures) < 2:
             raise ValueError(f"temperatures = {list(self.temperatures)}: replica exchange needs at least two")
         check_integer("num_chains", num_chains, minimum=1)
+        check_integer("chunk_size", 1 if chunk_size is None else chunk_size, minimum=1)
         self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
-        if chunk_size is not None:
-            check_integer("chunk_size", chunk_size, minimum=1)
         self.observed = sampler.dataset
         if observe_examples is not None:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
@@ -196,7 +198,7 @@ class Run:
         streamed = isinstance(self.sampler.dataset, StreamedDataset)
         if given is None and (streamed or jax.device_count() == 1):
             return None
-        given = Placement.automatic(self.size) if given is None else given
+        given = given or Placement.automatic(self.size)
         if streamed and (isinstance(given, Mesh) or given.num_devices > 1):
             raise ValueError(f"placement.{given}: a StreamedDataset feeds one device; leave the placement out")
         if isinstance(given, Mesh):
@@ -205,29 +207,28 @@ class Run:
         return given.mesh()
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of temperatures and of chains per temperature."""
+        return len(self.temperatures), self.num_chains
+
+    @property
     def size(self) -> int:
         """Number of all chains."""
-        return len(self.temperatures) * self.num_chains
+        return math.prod(self.shape)
 
     def record_interval(self, num_steps: int, record_every: int | None) -> int:
         """Return the steps between records, validated; by default records take 5 % of the work (see `sample`)."""
         check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
-        if record_every is None:
-            sampler, exact = self.sampler, self.sampler.uses_temperature
-            exact_step = sampler.dataset.num_examples * getattr(sampler, "num_leapfrog_steps", 1)
-            # A pass without gradient costs a third of one with it; what a record computes besides costs half.
-            cost = self.observed.num_examples * (1.5 if exact else 1 / 3)
-            cost += (self.test.num_examples if self.test else 0) / 3
-            affordable = 0.05 * num_steps * (sampler.examples_per_step or exact_step) / cost
-            fewest, most = (max(100, 400 // self.num_chains), 400) if exact else (10, 100)
-            return max(1, num_steps // int(max(fewest, min(most, affordable))))
-        check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
-        return record_every
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of temperatures and of chains per temperature."""
-        return len(self.temperatures), self.num_chains
+        if record_every is not None:
+            check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
+            return record_every
+        sampler, exact = self.sampler, self.sampler.uses_temperature
+        step = sampler.examples_per_step or sampler.dataset.num_examples * getattr(sampler, "num_leapfrog_steps", 1)
+        # A pass without gradient costs a third of one with it; what a record computes besides costs half.
+        cost = self.observed.num_examples * (1.5 if exact else 1 / 3)
+        cost += (self.test.num_examples if self.test else 0) / 3
+        fewest, most = (max(100, 400 // self.num_chains), 400) if exact else (10, 100)
+        return max(1, num_steps // int(max(fewest, min(most, 0.05 * num_steps * step / cost))))
 
     def chain_name(self, index: int) -> str:
         """Return the name of a chain, for messages."""
@@ -243,14 +244,13 @@ class Run:
         """The sampler, the observed examples and the test set, with data on the devices that use them."""
         if self.mesh is None:
             return self.sampler, self.observed, self.test
-        place = partial(placement.put_dataset, mesh=self.mesh)
-        placed = jax.tree.map(
-            lambda leaf: place(leaf) if isinstance(leaf, Dataset) else leaf,
-            self.sampler,
-            is_leaf=lambda node: isinstance(node, Dataset),
-        )
-        observed = placed.dataset if self.observed is self.sampler.dataset else place(self.observed)
-        return placed, observed, None if self.test is None else place(self.test)
+        place = cache(partial(placement.put_dataset, mesh=self.mesh))  # the observed examples may be those of training
+
+        def placed(node: Any) -> Any:
+            return place(node) if isinstance(node, Dataset) else node
+
+        given = (self.sampler, self.observed, self.test)
+        return jax.tree.map(placed, given, is_leaf=lambda node: isinstance(node, Dataset))
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""
@@ -271,9 +271,8 @@ class Run:
                 raise ValueError(f"test: {error}") from error
         self.sampler.check(one)
         if self.mesh is not None:
-            split = Placement(**self.mesh.shape)
-            # The chains have been checked; if they do not divide, a mesh was given on purpose.
-            split.check(math.lcm(self.size, split.chains), self.sampler.dataset.num_examples, one)
+            split = Placement(**self.mesh.shape)  # a mesh that does not divide the chains was given on purpose
+            split.check(split.chains, self.sampler.dataset.num_examples, one)
         temperatures = jnp.repeat(jnp.asarray(self.temperatures, jax.tree.leaves(one)[0].dtype), self.num_chains)
         return _start(self._placed[0], *self.put((starts, temperatures, self._keys(key))), self.with_tests)
 
@@ -307,15 +306,10 @@ class Run:
 
     def _keys(self, key: Key | int) -> Key:
         """Return each chain's key, derived from the chain index and temperature only."""
-        base = as_key(key)
-        bits = np.asarray(self.temperatures, np.float32).view(np.uint32)
-
-        def chain_key(temperature_bits: Array, chain: Array) -> Key:
-            return jax.random.fold_in(jax.random.fold_in(base, chain), temperature_bits)
-
-        return jax.vmap(chain_key)(
-            jnp.repeat(jnp.asarray(bits), self.num_chains), jnp.tile(jnp.arange(self.num_chains), len(bits))
-        )
+        chains = jnp.tile(jnp.arange(self.num_chains), len(self.temperatures))
+        bits = jnp.repeat(np.asarray(self.temperatures, np.float32).view(np.uint32), self.num_chains)
+        fold_in = jax.vmap(jax.random.fold_in)
+        return fold_in(jax.vmap(partial(jax.random.fold_in, as_key(key)))(chains), bits)
 
     def records(
         self,
@@ -330,22 +324,14 @@ class Run:
     ) -> Iterator[Record]:
         """Advance the chains from step `first` to `stop`, yielding a record at every multiple of `every`.
 
-        A run may be continued from any record, with its step as `first`. Chains that stopped are masked and warned of;
-        the iteration ends when no chain is left running.
-
-        Args:
-            states: states of all chains, from `start` or from a record.
-            first: step of these states.
-            stop: last step; the chains are yielded there, without observables if it is not a multiple of `every`.
-            every: steps between records.
-            pause_every: steps between further stops, where the chains are yielded without observables.
-            max_seconds: the iteration ends at the first record after this time.
-            progress: as for `sample`.
+        The chains are yielded without observables at every multiple of `pause_every`, and at `stop`. A run may be
+        continued from any record, with its step as `first`. Chains that stopped are masked and warned of; the iteration
+        ends when no chain is left running, or at the first record after `max_seconds`.
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
         if first > 0 and bool(np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING)):
-            return  # nothing is left to continue; a new run goes on to its first record, which reports why
+            return  # a new run goes on to its first record, which reports why
         reporter = Reporter(self)
         sampler, observed, test = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
@@ -382,7 +368,7 @@ class Run:
                     yield Record(step, states, None)
 
     def _next_refresh(self, states: Any) -> int:
-        """Return the first step at which any chain is due; read once per refresh, so that segments need not wait."""
+        """Return the first step at which any chain is due."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
     def _advance(self, states: Any, num_steps: int, every: int) -> Any:
@@ -422,32 +408,36 @@ class Run:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
         return jax.tree.map(np.asarray, self.fetch(_positions(self._placed[0], states)))
 
-    def result(
-        self,
-        states: Any,
-        records: Sequence[dict[str, np.ndarray]],
-        *,
-        every: int,
-        first: int = 0,
-        samples: Weights | None = None,
-    ) -> Result:
+    def result(self, states: Any, records: Records, *, every: int, first: int = 0, samples: Any = None) -> Result:
         """Return the result of a run from its final states, its records after step `first` and its kept weights."""
         trace = self.trace(states, records, every, first)
         kept = None if samples is None else self.split(samples)
         return Result(trace, self.split(_positions(self._placed[0], states)), kept, states, self.sampler)
 
-    def trace(self, states: Any, records: Sequence[dict[str, np.ndarray]], every: int, first: int = 0) -> xr.Dataset:
+    def trace(self, states: Any, records: Records, every: int, first: int = 0) -> xr.Dataset:
         """Return records after step `first` as a labelled data set, complete even without records."""
-        if records:
-            stacked = {name: np.stack([record[name] for record in records], axis=1) for name in records[0]}
-        else:
+        import xarray as xr  # noqa: PLC0415 (slow to import)
+
+        steps = (first // every + 1 + np.arange(len(records))) * every
+        if not records:
             shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)[1]
-            record = observables.to_host({name: np.zeros(value.shape, value.dtype) for name, value in shapes.items()})
-            stacked = {name: value[:, None][:, :0] for name, value in record.items()}
+            records = [observables.to_host({name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})]
+        stacked = {name: np.stack([r[name] for r in records], axis=1)[:, : len(steps)] for name in records[0]}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
-        draws = (first // every + 1 + np.arange(len(records))) * every
-        found = observables.trace(self.split(stacked), self.temperatures, draws, one)
-        return found.assign_attrs(observed_examples=self.observed.num_examples, record_every=every)
+        coords: dict[str, Any] = {
+            "temperature": np.asarray(self.temperatures, np.float64),
+            "chain": np.arange(self.num_chains),
+            "draw": np.arange(len(steps)),
+            "step": ("draw", steps),
+            "layer": list(trees.layers(one)),
+        }
+        if "temperature_ratio" in stacked:
+            coords["quantile"] = list(RATIO_QUANTILES)
+        if "dead_class" in stacked:
+            coords["class"] = np.arange(stacked["dead_class"].shape[-1])
+        variables = {name: observables.variable(name, self.split(values)) for name, values in stacked.items()}
+        attributes = {"observed_examples": self.observed.num_examples, "record_every": every}
+        return xr.Dataset(variables, coords, attributes)
 
     def abstract_states(self, weights: Weights) -> Any:
         """Return shapes and types of the states of chains whose weights have the shapes of `weights`."""
@@ -457,11 +447,15 @@ class Run:
 
 
 def _in_place(states: Any, mesh: Mesh | None) -> Any:
-    return states if mesh is None else placement.keep_in_place(states, mesh)
+    """Constrain arrays with a leading chain axis to their devices."""
+    if mesh is None:
+        return states
+    return jax.tree.map(lambda a: lax.with_sharding_constraint(a, placement.sharding(a.shape, mesh)), states)
 
 
 def _everywhere(tree: Any, mesh: Mesh | None) -> Any:
-    return tree if mesh is None else placement.keep_everywhere(tree, mesh)
+    """Replicate arrays on all devices, so that every process can read them."""
+    return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 @partial(jax.jit, static_argnames="with_tests")
@@ -552,9 +546,7 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
     if not values:
         raise ValueError("temperatures is empty; pass at least one")
     for value in values:
-        check_positive("temperatures", value, "exp(-U/T) needs T > 0")
-        if not 1e-30 <= value <= 1e30:
-            raise ValueError(f"temperatures = {value!r} is beyond single precision; scale the loss instead")
+        check_interval("temperatures", value, 1e-30, 1e30, "exp(-U/T) needs T > 0 in single precision; scale the loss")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
         remedy = "use num_chains for several chains at one temperature"
@@ -566,10 +558,10 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
 def progress_bar(
     num_steps: int, num_chains: int, *, show: bool | None, start: int = 0
 ) -> Iterator[Callable[[int, float, float], None]]:
-    """Give a function update(step, loss, share) that prints the progress of a run to the error stream.
+    """Give a function update(step, loss, share of records in the time) that prints progress to the error stream.
 
     If `show` is true, one line is overwritten at every record; if it is None and the error stream is no terminal, a
-    line is printed after 20 seconds and then every minute. `share` is the share of the time that records have taken.
+    line is printed after 20 seconds and then every minute.
     """
     on_one_line = sys.stderr.isatty() if show is None else show
     began = time.monotonic()
@@ -584,10 +576,10 @@ def progress_bar(
             return
         due = now + 60
         speed = median(speeds)  # of the last records, since some intervals contain compilations
-        parts = [f"step {step} of {num_steps}", f"{num_chains} chains", f"{speed:,.0f} steps/s"]
-        parts += [f"{(num_steps - step) / speed:,.0f} s left", "" if math.isnan(loss) else f"loss {loss:.4f}"]
-        parts += [f"records {share:.0%} of the time: raise record_every" if share > 0.05 else ""]
-        line = ", ".join(filter(None, parts))
+        line = f"step {step} of {num_steps}, {num_chains} chains, {speed:,.0f} steps/s"
+        line += f", {(num_steps - step) / speed:,.0f} s left"
+        line += "" if math.isnan(loss) else f", loss {loss:.4f}"
+        line += f", records {share:.0%} of the time: raise record_every" if share > 0.05 else ""
         width = shutil.get_terminal_size().columns - 1
         text = f"\r{line[:width]:{width}}" if on_one_line else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)

@@ -1,23 +1,22 @@
 """Observables: the quantities recorded from a chain, with their labels and units.
 
-Built-in observables are rows of one table. A user's own are functions f(weights, dataset), passed to `sample` as
-`observables={"margin": f}`. Everything is measured on the full training set, or its first examples, with exact sums.
+Built-in observables are rows of one table. A user's own are functions f(weights, dataset), passed to `sample`.
+Everything is measured on the full training set, or its first examples, with exact sums.
 
-**Stein's identities.** What a chain keeps from record to record, so that the certificate can test them.
-For samples of exp(−U/T), with the exact gradient g = ∇U and any fixed point w0,
+**Stein's identities**, for the certificate. For samples of exp(−U/T), with g = ∇U and any fixed point w0,
 
     ⟨g_i⟩ = 0,          ⟨(w − w0)_i·g_j⟩ = T·δ_ij
 
-hold for every weight and along every direction. Records have g already. From it the chain keeps sums for single
-weights, and records projections on a few directions: the strongest ones of the noise of single examples, which are also
-the stiffest. After record 8, 16, 32, … directions are found again, and w0 becomes the mean of the records since the
-last time; before, it is 0. For any record w0 depends on earlier records only.
+hold for every weight and along every direction. A chain keeps sums for single weights from record to record, and
+records projections on a few directions: the strongest ones of the noise of single examples, which are also the
+stiffest. After record 8, 16, 32, … directions are found again, and w0 becomes the mean of the records since the last
+time; before, it is 0. For any record w0 depends on earlier records only.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,11 +31,9 @@ from ._trees import Array, Batch, Key, Stream, Weights, key_for
 from .data.dataset import Dataset, StreamedDataset
 from .gradients import covariance_product, exact_means, exact_sums
 from .potential import Potential
-from .samplers.base import HEALTHY, RATIO_QUANTILES, Sampler, Status
+from .samplers.base import HEALTHY, Sampler, Status
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from .chains import Run
 
 OwnObservables = tuple[tuple[str, Callable[[Weights, Dataset], Any]], ...]
@@ -62,10 +59,7 @@ OBSERVABLES = {
     "virial_temperature": Observable("virial temperature", "w·∇U/N with the exact gradient", "loss"),
     "layer_virial_temperature": Observable("virial temperature by layer", "w·∇U/N in each layer", "loss", ("layer",)),
     "centred_virial_temperature": Observable(
-        "virial temperature about a reference",
-        "(w − w0)·∇U/N in each layer, w0 from earlier records",
-        "loss",
-        ("layer",),
+        "virial temperature about a reference", "(w − w0)·∇U/N by layer, w0 of earlier records", "loss", ("layer",)
     ),
     "direction_position": Observable("positions", "weights along stiff directions", dims=("direction",)),
     "direction_gradient": Observable("gradients", "∇U along stiff directions", "loss", ("direction",)),
@@ -74,9 +68,7 @@ OBSERVABLES = {
     "peak_temperature_ratio": Observable("peak temperature ratio", "largest ratio before masses were raised last"),
     "gradient_variance": Observable("gradient variance", "mean gradient variance of each layer", dims=("layer",)),
     "raised_share": Observable("raised share", "share of the masses raised by the last refresh"),
-    "clipped_share": Observable(
-        "clipped share", "share of the weights whose mini-batch noise exceeds the thermal noise"
-    ),
+    "clipped_share": Observable("clipped share", "share of the weights with more mini-batch than thermal noise"),
     "refresh_interval": Observable("refresh interval", "steps between measurements of the variance", "steps"),
     "num_resets": Observable("resets", "number of times that all masses were set and all momenta redrawn"),
     "warmup_end": Observable("end of warm-up", "step at which the masses were fixed; -1 before", "steps"),
@@ -92,9 +84,7 @@ OBSERVABLES = {
     "validation_error": Observable("validation error", "error on the validation set at the last validation"),
     "validation_step": Observable("validation step", "step of the last validation", "steps"),
     "best_step": Observable("best step", "step of the best validation so far", "steps"),
-    "dead_class": Observable(
-        "dead class", "whether a class has nearly the same score for all examples", "", ("class",)
-    ),
+    "dead_class": Observable("dead class", "whether the scores of a class are nearly equal", dims=("class",)),
     "status": Observable("status", "0 while running; otherwise the reason why the chain stopped"),
 }
 
@@ -104,10 +94,11 @@ def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | Non
     if not isinstance(observables, Mapping | None):
         raise ValueError(f"observables = {str(observables)[:60]!r} is not a dict; pass names and functions")
     dims = {dim for observable in OBSERVABLES.values() for dim in observable.dims}
+    taken = {"temperature", "chain", "draw", "step", *OBSERVABLES, *dims}
     for name, function in (observables or {}).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"observables has the name {name!r}; use a Python identifier, such as 'margin'")
-        if name in OBSERVABLES or name in ("temperature", "chain", "draw", "step", *dims):
+        if name in taken:
             raise ValueError(f"observables has the name {name!r}, which the trace uses already; choose another")
         if not callable(function):
             raise ValueError(f"observables[{name!r}] = {function!r} is not callable; pass f(weights, dataset)")
@@ -133,8 +124,8 @@ def observe(
         "status": jnp.where(broken, Status.NON_FINITE_ENERGY, state.status),
     }
     if sampler.uses_temperature:
-        record["virial_temperature"] = trees.dot(weights, sums.gradient) / float(trees.num_weights(weights))
-        record["layer_virial_temperature"] = layer_virial_temperatures(weights, sums.gradient)
+        record["virial_temperature"] = _virial_temperature(weights, sums.gradient)
+        record["layer_virial_temperature"] = trees.by_layer(_virial_temperature, weights, sums.gradient)
     if potential.per_example_error is not None:
         record["error"] = sums.error
     if sums.dead_class is not None:
@@ -148,41 +139,18 @@ def observe(
     return record | sampler.measure(state, sums.gradient), weights, sums.gradient
 
 
-def layer_virial_temperatures(weights: Weights, gradient: Weights) -> Array:
-    """Return ⟨w·∇U⟩/N of each layer, which equals T at equilibrium by the equipartition theorem."""
-    pairs = zip(trees.layers(weights).values(), trees.layers(gradient).values(), strict=True)
-    return jnp.stack([trees.dot(w, g) / float(trees.num_weights(w)) for w, g in pairs])
+def _virial_temperature(weights: Weights, gradient: Weights) -> Array:
+    """Return w·∇U/N, which is T on average at equilibrium, by the equipartition theorem."""
+    return trees.dot(weights, gradient) / float(trees.num_weights(weights))
 
 
 def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
     """Return a record as float64 NumPy arrays, with the compensated pairs added and U computed from them."""
     host = jax.device_get(dict(record))  # all copies at once: on a GPU each waits tens of microseconds
-    host["loss"] = host["loss"].astype(np.float64).sum(axis=-1)
+    host = {n: a.astype(np.float64) if np.issubdtype(a.dtype, np.floating) else a for n, a in host.items()}
+    host["loss"] = host["loss"].sum(axis=-1)
     host["potential"] = host["loss"] + host.pop("regularizer")
-    return {
-        name: value.astype(np.float64) if np.issubdtype(value.dtype, np.floating) else value
-        for name, value in host.items()
-    }
-
-
-def trace(
-    records: Mapping[str, np.ndarray], temperatures: Sequence[float], steps: np.ndarray, weights: Weights
-) -> xr.Dataset:
-    """Return observables (temperature, chain, draw, …) as a labelled data set; `weights` are those of one chain."""
-    import xarray as xr  # noqa: PLC0415 (slow to import)
-
-    coords: dict[str, Any] = {
-        "temperature": np.asarray(temperatures, np.float64),
-        "chain": np.arange(records["status"].shape[1]),
-        "draw": np.arange(len(steps)),
-        "step": ("draw", steps),
-        "layer": list(trees.layers(weights)),
-    }
-    if "temperature_ratio" in records:
-        coords["quantile"] = list(RATIO_QUANTILES)
-    if "dead_class" in records:
-        coords["class"] = np.arange(records["dead_class"].shape[-1])
-    return xr.Dataset({name: variable(name, values) for name, values in records.items()}, coords)
+    return host
 
 
 def variable(name: str, values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, dict[str, str]]:
@@ -210,10 +178,8 @@ class Reporter:
 
     def __init__(self, run: Run) -> None:
         """Start without warnings."""
-        self.run, self.stopped = run, np.zeros(run.size, bool)
-        self._reported_clipping = False
-        self._dead_reported: Any = False
-        self._dead_before: Any = False
+        self.run, self.stopped, self._clipped = run, np.zeros(run.size, bool), False
+        self._dead_reported = self._dead_before = np.zeros((run.size, 1), bool)
 
     def report(self, record: dict[str, np.ndarray], *, step: int, last: bool) -> dict[str, np.ndarray]:
         """Warn about what is new in this record, and return it with NaN for chains that failed.
@@ -226,28 +192,26 @@ class Reporter:
             if not (status := Status(int(record["status"][index]))).healthy:
                 self._warn(index, f" stopped by step {step}: {status.explanation}", ChainStoppedWarning)
         clipped = np.where(self.stopped, 0.0, record.get("clipped_share", 0.0))
-        if not self._reported_clipping and clipped.max() > 0:  # the worst chain speaks for all
-            self._reported_clipping = True
+        if not self._clipped and clipped.max() > 0:  # the worst chain speaks for all
+            self._clipped = True
             why = f"the mini-batch noise of {clipped.max():.1%} of the weights alone exceeds the thermal noise, so no"
             remedy = "are too hot (clipped_share in the trace). Lower time_step or raise batch_size"
             message = f": at step {step} {why} noise is injected and they {remedy}"
             self._warn(np.argmax(clipped), message, ClippedNoiseWarning)
-        if "dead_class" in record:
-            persistent = record["dead_class"] & (self._dead_before | last)
-            new = persistent & ~np.asarray(self._dead_reported)
-            self._dead_before, self._dead_reported = record["dead_class"], self._dead_reported | persistent
-            for index in np.flatnonzero(new.any(axis=-1)):
-                classes = ", ".join(map(str, np.flatnonzero(new[index])))
-                why = "is dead: its score is the same for nearly every example, so it hardly learns"
-                remedy = 'Start from other weights, or use output_activation="identity"'
-                self._warn(index, f": class {classes} {why}. {remedy}", DeadClassWarning)
+        dead = record.get("dead_class", self._dead_before)
+        persistent = dead & (self._dead_before | last)
+        new = persistent & ~self._dead_reported
+        for index in np.flatnonzero(new.any(axis=-1)):
+            classes = ", ".join(map(str, np.flatnonzero(new[index])))
+            why = "is dead: its score is the same for nearly every example, so it hardly learns"
+            remedy = 'Start from other weights, or use output_activation="identity"'
+            self._warn(index, f": class {classes} {why}. {remedy}", DeadClassWarning)
+        self._dead_before, self._dead_reported = dead, self._dead_reported | persistent
         failed = ~np.isin(record["status"], HEALTHY)
-        return {
-            name: np.where(failed.reshape(-1, *[1] * (values.ndim - 1)), np.nan, values)
-            if failed.any() and values.dtype.kind == "f"
-            else values
-            for name, values in record.items()
-        }
+        masked = {name: values.copy() for name, values in record.items() if failed.any() and values.dtype.kind == "f"}
+        for values in masked.values():
+            values[failed] = np.nan
+        return record | masked
 
     def _warn(self, index: Any, message: str, category: type[Warning]) -> None:
         warnings.warn(self.run.chain_name(int(index)) + message, category, stacklevel=4)
@@ -256,52 +220,46 @@ class Reporter:
 class SteinSums(NamedTuple):
     """Sums and reference point of one chain; arrays over all N weights are vectors."""
 
-    num_records: Array
-    """Number of records so far."""
-    block_length: Array
-    """Number of records of a block."""
-    sums: Array
-    """Sums of w, g, w·g and w² over each of 16 blocks of records, (block, 4, watched weight).
-
-    When all blocks are in use, they merge in pairs.
-    """
-    total: Array
-    """Sum of the weights over the records since the current reference, (N,)."""
-    reference: Array
-    """Point w0, (N,)."""
-    directions: Array
-    """Orthonormal directions, strongest first, (direction, N)."""
+    num_records: Array  # records so far
+    block_length: Array  # records of a block
+    sums: Array  # (16 blocks of records, 4, watched weight) of w, g, w·g and w²; if all are full, they merge in pairs
+    total: Array  # (N,), sum of the weights over the records since the current reference
+    reference: Array  # (N,), the point w0
+    directions: Array  # (direction, N), orthonormal, strongest first
 
 
-def _start(potential: Potential, weights: Weights, dataset: Dataset) -> SteinSums | tuple[()]:
-    """Return the sums of a chain before its first record; none for networks of 2²² weights or more."""
-    num, vector = trees.num_weights(weights), trees.ravel(weights)
-    if num >= trees.LARGE_TENSOR:
-        return ()
-    watched = -(-num // _stride(num))
-    return SteinSums(
-        num_records=jnp.zeros((), jnp.int32),
-        block_length=jnp.ones((), jnp.int32),
-        sums=jnp.zeros((16, 4, watched), vector.dtype),
-        total=jnp.zeros((num,), vector.dtype),
-        reference=jnp.zeros((num,), vector.dtype),
-        directions=jnp.zeros((_num_directions(potential, weights, dataset), num), vector.dtype),
+def begin_stein(sampler: Any, states: Any, starts: Weights) -> Any:
+    """Return states with empty sums, where the sampler has room for them and the weights are neither many nor split."""
+    mesh, one = sampler.dataset.mesh, jax.tree.map(lambda w: w[0], starts)
+    is_split = mesh is not None and mesh.shape["weights"] > 1
+    if not hasattr(states, "tests") or is_split or trees.num_weights(one) >= trees.LARGE_TENSOR:
+        return states
+    vectors = jax.vmap(trees.ravel)(starts)
+    (chains, num), dtype = vectors.shape, vectors.dtype
+    empty = SteinSums(
+        num_records=jnp.zeros(chains, jnp.int32),
+        block_length=jnp.ones(chains, jnp.int32),
+        sums=jnp.zeros((chains, 16, 4, vectors[0, _watched(num)].size), dtype),
+        total=jnp.zeros_like(vectors),
+        reference=jnp.zeros_like(vectors),
+        directions=jnp.zeros((chains, _num_directions(sampler, one), num), dtype),
     )
+    return states._replace(tests=empty)
 
 
-def _stride(num_weights: int) -> int:
-    """Return the distance between two watched weights: all of up to 2¹⁴ weights are watched."""
-    return -(-num_weights // 2**14)
+def _watched(num_weights: int) -> slice:
+    """Return the weights that single sums are kept of: all of up to 2¹⁴, of more some at equal distances."""
+    return slice(None, None, -(-num_weights // 2**14))
 
 
-def _num_directions(potential: Potential, weights: Weights, dataset: Dataset) -> int:
+def _num_directions(sampler: Sampler, weights: Weights) -> int:
     """Return the number of directions: 16 up to 2¹⁵ weights, fewer above; 0 if they cannot be computed."""
-    if isinstance(dataset, StreamedDataset):
+    if isinstance(sampler.dataset, StreamedDataset):
         return 0
     num = min(16, trees.num_weights(weights), max(2, 2**19 // trees.num_weights(weights)))
     try:
-        batch = dataset.shapes(2)
-        jax.eval_shape(lambda w, b, k: strongest_directions(potential, w, b, k, num), weights, batch, jax.random.key(0))
+        directions = partial(strongest_directions, sampler.potential, num=num)
+        jax.eval_shape(directions, weights, sampler.dataset.shapes(2), jax.random.key(0))
     except (TypeError, NotImplementedError, ValueError):  # a loss without forward derivatives
         return 0
     return num
@@ -327,15 +285,6 @@ def strongest_directions(potential: Potential, weights: Weights, batch: Batch, k
     return jnp.linalg.eigh(0.5 * (small + small.T))[1].T[::-1] @ block
 
 
-def begin_stein(sampler: Any, states: Any, starts: Weights) -> Any:
-    """Return states with empty sums, where the sampler has room for it and the weights are not split."""
-    mesh = sampler.dataset.mesh
-    if not hasattr(states, "tests") or (mesh is not None and mesh.shape["weights"] > 1):
-        return states
-    one = lambda weights: _start(sampler.potential, weights, sampler.dataset)  # noqa: E731
-    return states._replace(tests=jax.vmap(one)(starts))
-
-
 def without_stein(states: Any) -> tuple[Any, dict[str, Any]]:
     """Return states without sums, which only records change, and the sums as a change of the states."""
     tests = {"tests": states.tests} if hasattr(states, "tests") else {}
@@ -354,8 +303,7 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
     merged = old.sums.reshape(len(w), num_blocks // 2, 2, *old.sums.shape[2:]).sum(axis=2)
     sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), old.sums)
     length = jnp.where(full, 2 * length, length)
-    stride = _stride(w.shape[1])
-    x, y = w[:, ::stride], g[:, ::stride]
+    x, y = (array[:, _watched(w.shape[1])] for array in (w, g))
     moved = old._replace(
         num_records=jnp.full_like(old.num_records, index + 1),
         block_length=jnp.full_like(old.block_length, length),
@@ -363,7 +311,8 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
         total=old.total + w,
     )
     away = jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], weights))[1])(w - moved.reference)
-    record = {"centred_virial_temperature": jax.vmap(layer_virial_temperatures)(away, gradients)}
+    virial_temperatures = jax.vmap(partial(trees.by_layer, _virial_temperature))
+    record = {"centred_virial_temperature": virial_temperatures(away, gradients)}
     if moved.directions.shape[1]:
         project = partial(jnp.einsum, "cdn,cn->cd", moved.directions, precision="highest")
         record |= {"direction_position": project(w), "direction_gradient": project(g)}
@@ -372,7 +321,7 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
 
 def is_stein_renewed_after(num_records: int) -> bool:
     """Return whether records after this number have a new reference: powers of two from 8 on."""
-    return num_records >= 8 and num_records & (num_records - 1) == 0
+    return num_records >= 8 and num_records.bit_count() == 1
 
 
 def renew_stein(sampler: Any, states: Any, dataset: Dataset) -> SteinSums:

@@ -6,9 +6,9 @@ A mesh of devices has three axes, and `Placement` gives the number of parts alon
     data      the example axis of the data set and of every mini-batch; gradients are summed over it
     weights   the longest divisible axis of every large tensor of a state: weights, momenta, masses, variances
 
-Chains are those of one device, to rounding: random numbers are counter-based, and the indices of a mini-batch do not
-depend on how the data are split. All processes execute the same program in the same order; the first writes the files.
-What one process alone learns (a signal, a full disk) is shared before any process acts on it, so that none has to wait.
+Chains are those of one device, to rounding. All processes execute the same program in the same order; the first writes
+the files. What one process alone learns (a signal, a full disk) is shared before any process acts on it, so that none
+has to wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import functools
 import itertools
 import math
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.experimental import multihost_utils
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _trees
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from .data.dataset import Dataset
 
 AXES = ("chains", "data", "weights")
+SMALL = 1024  # entries; splitting a smaller tensor would cost more in messages than it saves
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class Placement:
 
     def __post_init__(self) -> None:
         """Check that the numbers are positive integers."""
-        for axis in AXES:
-            check_integer(f"placement.{axis}", getattr(self, axis), minimum=1)
+        for axis, parts in zip(AXES, astuple(self), strict=True):
+            check_integer(f"placement.{axis}", parts, minimum=1)
 
     @classmethod
     def automatic(cls, num_chains: int) -> Placement:
@@ -61,7 +60,7 @@ class Placement:
     @property
     def num_devices(self) -> int:
         """Number of devices in use."""
-        return self.chains * self.data * self.weights
+        return math.prod(astuple(self))
 
     def mesh(self) -> Mesh | None:
         """Return the mesh of devices, or None for a single device."""
@@ -71,14 +70,13 @@ class Placement:
     def check(self, num_chains: int, num_examples: int, weights: Weights | None = None) -> None:
         """Raise a ValueError if the devices, chains, examples or weights of one chain (if given) cannot be split so."""
 
-        def distance(other: Placement) -> tuple[float, ...]:
-            change = np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()
-            # Among equals: more devices, then the split with the least communication.
-            return round(float(change), 6), -other.num_devices, -other.chains, -other.data
+        def distance(other: Placement) -> float:
+            return round(float(np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()), 6)
 
         if problem := self._problem(num_chains, num_examples, weights):
-            splits = itertools.starmap(Placement, itertools.product(range(1, jax.device_count() + 1), repeat=3))
+            splits = itertools.starmap(Placement, itertools.product(range(jax.device_count(), 0, -1), repeat=3))
             valid = [other for other in splits if not other._problem(num_chains, num_examples, weights)]
+            # Among equals the first, which has most parts of the chains.
             nearest = min(valid, key=distance, default=None)
             remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
             raise ValueError(f"placement.{self}: {problem}; {remedy}")
@@ -94,7 +92,7 @@ class Placement:
         if num_examples % self.data:
             return f"{num_examples} examples do not divide into {self.data}"
         for name, leaf in _trees.named_leaves(weights) if weights is not None else ():
-            if _is_split(leaf.shape, self.weights) and split_axis(leaf.shape, self.weights) is None:
+            if self.weights > 1 and math.prod(leaf.shape) >= SMALL and split_axis(leaf.shape, self.weights) is None:
                 return f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}"
         return None
 
@@ -103,13 +101,11 @@ class Placement:
         return ", ".join(f"{axis} = {getattr(self, axis)}" for axis in AXES)
 
 
-def _is_split(shape: tuple[int, ...], parts: int) -> bool:
-    return parts > 1 and math.prod(shape) >= 1024  # smaller tensors would cost more in messages than they save
-
-
 def split_axis(shape: tuple[int, ...], parts: int) -> int | None:
     """Return the longest axis of a large tensor that divides into `parts`, the last among equals; None if none does."""
-    dividing = [axis for axis, length in enumerate(shape) if length % parts == 0] if _is_split(shape, parts) else []
+    if parts == 1 or math.prod(shape) < SMALL:
+        return None
+    dividing = [axis for axis, length in enumerate(shape) if length % parts == 0]
     return max(dividing, key=lambda axis: (shape[axis], axis), default=None)
 
 
@@ -121,16 +117,6 @@ def sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     if (axis := split_axis(shape[1:], mesh.shape["weights"])) is not None:
         names[axis + 1] = "weights"
     return NamedSharding(mesh, PartitionSpec(*names))
-
-
-def keep_in_place(states: Any, mesh: Mesh) -> Any:
-    """Constrain arrays with a leading chain axis to their devices, inside a compiled function."""
-    return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, sharding(leaf.shape, mesh)), states)
-
-
-def keep_everywhere(tree: Any, mesh: Mesh) -> Any:
-    """Replicate arrays on all devices, inside a compiled function, so that every process can read them."""
-    return lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def put_chains(tree: Any, mesh: Mesh) -> Any:
@@ -172,7 +158,8 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
     """
     given = f"coordinator = {coordinator}, num_processes = {num_processes}, process_id = {process_id}"
     if coordinator is not None and num_processes is not None and process_id is not None:
-        if not re.fullmatch(r".+:\d{1,5}", coordinator):
+        host, _, port = coordinator.rpartition(":")
+        if not (host and port.isdigit()):
             raise ValueError(f"{given}: write host:port, for example 127.0.0.1:12345")
         if not 0 <= process_id < num_processes:
             raise ValueError(f"{given}: count from 0 to num_processes - 1")
@@ -196,18 +183,14 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def _gathered(value: int) -> np.ndarray:
-    return multihost_utils.process_allgather(np.asarray(value)) if several() else np.asarray([value])
-
-
 def any_process(flag: bool) -> bool:
     """Return whether `flag` is true in any process."""
-    return bool(_gathered(flag).any())
+    return bool(process_allgather(np.asarray(flag)).any())
 
 
 def first_decides(choice: int) -> int:
     """Return the choice of the first process in every process."""
-    return int(_gathered(choice)[0])
+    return int(process_allgather(np.asarray(choice))[0])
 
 
 @contextmanager
@@ -218,7 +201,7 @@ def together() -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    failed = np.flatnonzero(_gathered(failure is not None))
+    failed = np.flatnonzero(process_allgather(np.asarray(failure is not None)))
     if failure is not None:
         raise failure
     if failed.size:

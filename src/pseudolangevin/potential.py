@@ -455,8 +455,7 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
     Args:
         potential: U of the full network.
         weights: weights of the full network, one chain.
-        selection: a pattern such as "layer3.*" (last layer only), "!embedding*" (all but embeddings), a list of them,
-            or a mask: a pytree shaped like `weights` with True for the tensors to sample.
+        selection: a pattern such as "layer3.*" (last layer only) or "!embedding*" (all but these), or a list of them.
 
     Example:
         >>> line = Potential(lambda w, batch: (w["slope"] * batch[0] + w["offset"] - batch[1]) ** 2)

@@ -61,15 +61,10 @@ class Result:
         tools = _above("diagnostics.averages")
         trace = tools.kept(self.trace, discard)
         names = [n for n, v in trace.data_vars.items() if v.ndim == 3 and v.dtype.kind == "f"]
-        rows = {
-            (temperature, name): average._asdict()
-            for name in names
-            for temperature, average in zip(
-                trace["temperature"].values.tolist(), tools.average_by_temperature(trace[name], trace), strict=True
-            )
-        }
-        table = pd.DataFrame.from_dict(rows, orient="index")
-        table.index = pd.MultiIndex.from_tuples(table.index, names=["temperature", "observable"])
+        columns = [pd.DataFrame(tools.average_by_temperature(trace[name], trace)) for name in names]
+        for column in columns:
+            column.index = pd.Index(trace["temperature"].values, name="temperature")
+        table = pd.concat(columns, keys=names, names=["observable"]).swaplevel()
         return table.sort_index(level=0, sort_remaining=False)
 
     def ensemble(self, temperature: float | None = None, discard: float = 0.5) -> Weights:
@@ -88,13 +83,9 @@ class Result:
             raise ValueError(f"every chain at T = {at:g} stopped, so there is no ensemble; see result.trace.status")
         if self.samples is None:
             return jax.tree.map(lambda w: np.asarray(w)[index, healthy], self.weights)
-        kept = _above("diagnostics.averages").kept
-        return jax.tree.map(
-            lambda w: np.concatenate(
-                [np.moveaxis(kept(np.moveaxis(w[index, c], 0, -1), discard), -1, 0) for c in healthy]
-            ),
-            self.samples,
-        )
+        num_kept = jax.tree.leaves(self.samples)[0].shape[2]
+        first = _above("diagnostics.averages").kept(np.arange(num_kept), discard)[0]
+        return jax.tree.map(lambda w: np.concatenate([w[index, chain, first:] for chain in healthy]), self.samples)
 
     def predict(
         self,
@@ -109,8 +100,7 @@ class Result:
 
         Args:
             inputs: arrays with one leading example axis.
-            temperature: needed if the run has several.
-            discard: as for `ensemble`.
+            temperature, discard: as for `ensemble`.
             noise_scale: for regressions, standard deviation of a target around its prediction; default √(P·T), with
                 which exp(−U/T) is the posterior.
             chunk_size: examples held at once.
@@ -125,12 +115,7 @@ class Result:
         """Return scores on a test set: one row for the ensemble, one for the mean of its members, one for each member.
 
         Columns are negative log likelihood, error, expected calibration error and Brier score of a classifier; negative
-        log likelihood, root mean square error and calibration error of a regression.
-
-        Args:
-            test: data set.
-            temperature: needed if the run has several.
-            **options: those of `predict`.
+        log likelihood, root mean square error and calibration error of a regression. Arguments are those of `predict`.
         """
         import pandas as pd  # noqa: PLC0415 (slow to import)
 

@@ -35,25 +35,14 @@ def test_a_fold_visits_every_example_once_and_in_order(num_examples, chunk_size)
     assert bool(in_order)
 
 
-def test_batches_are_uniform_and_with_replacement():
-    num_examples, batch_size, num_batches = 20, 20, 2000
-    dataset = numbered(num_examples)
-    keys = jax.random.split(jax.random.key(0), num_batches)
-    drawn = np.asarray(jax.vmap(lambda key: dataset.draw(key, batch_size)[0])(keys))
-    counts = np.bincount(drawn.ravel(), minlength=num_examples)
-    expected = drawn.size / num_examples
-    chi_squared = ((counts - expected) ** 2 / expected).sum()
-    degrees = num_examples - 1
-    assert abs(chi_squared - degrees) < 3 * np.sqrt(2 * degrees)
-    # With replacement: a batch of P examples holds about P·(1 − 1/e) different ones.
-    different = np.array([len(set(row)) for row in drawn])
-    share = 1 - (1 - 1 / num_examples) ** batch_size
-    assert abs(different.mean() - share * num_examples) < 3 * different.std() / np.sqrt(num_batches)
-
-
-def test_inputs_and_targets_of_a_batch_belong_together():
-    inputs, targets = numbered(50).draw(jax.random.key(1), 30)
+def test_batches_are_drawn_with_replacement():
+    """A batch of P examples holds about P·(1 − 1/e) different ones; for uniformity see `tests/test_random.py`."""
+    num, keys = 20, jax.random.split(jax.random.key(0), 2000)
+    inputs, targets = (np.asarray(part) for part in jax.vmap(lambda key: numbered(num).draw(key, num))(keys))
     np.testing.assert_array_equal(inputs, targets)
+    different = np.array([len(set(row)) for row in inputs])
+    share = 1 - (1 - 1 / num) ** num
+    assert abs(different.mean() - share * num) < 3 * different.std() / np.sqrt(len(keys))
 
 
 def test_a_data_set_is_a_pytree():

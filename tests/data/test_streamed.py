@@ -33,22 +33,13 @@ def stored(kind: str, array: Any, path: Path) -> Any:
 
 
 def run(dataset: pl.Dataset, task: SmallTask, name: str) -> pl.Result:
-    options: dict[str, Any] = {"batch_size": 50, "variance_examples": 200}
-    options |= {"refresh_every": 10, "warmup_refreshes": 0}  # between records, too
     if name == "adam":
-        return pl.sample(
-            pl.adam(task.potential, dataset, batch_size=20), task.weights, num_chains=2, num_steps=20, key=3
-        )
-    sampler = pl.pseudo_langevin(task.potential, dataset, **options)
-    return pl.sample(
-        sampler,
-        task.weights,
-        temperatures=[1e-3, 1e-4],
-        num_chains=2,
-        num_steps=30,
-        record_every=15,
-        key=3,
-    )
+        adam = pl.adam(task.potential, dataset, batch_size=20)
+        return pl.sample(adam, task.weights, num_chains=2, num_steps=20, key=3)
+    options: dict[str, Any] = {"batch_size": 50, "variance_examples": 200, "warmup_refreshes": 0}
+    sampler = pl.pseudo_langevin(task.potential, dataset, refresh_every=10, **options)  # between records, too
+    lengths: dict[str, Any] = {"num_chains": 2, "num_steps": 30, "record_every": 15}
+    return pl.sample(sampler, task.weights, temperatures=[1e-3, 1e-4], key=3, **lengths)
 
 
 @pytest.fixture
@@ -132,12 +123,4 @@ def test_bad_arguments_are_rejected(small_task: SmallTask) -> None:
         pl.StreamedDataset(broken, targets)
     sampler = pl.pseudo_langevin(small_task.potential, pl.StreamedDataset(inputs, targets), batch_size=10)
     with pytest.raises(ValueError, match="feeds one device"):
-        pl.sample(
-            sampler,
-            small_task.weights,
-            temperatures=[1e-3],
-            num_steps=1,
-            key=0,
-            num_chains=2,
-            placement=Placement(chains=2),
-        )
+        pl.Run(sampler, temperatures=[1e-3], num_chains=2, placement=Placement(chains=2))

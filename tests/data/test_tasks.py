@@ -38,8 +38,7 @@ def test_spin_vectors_are_flipped_copies_of_references():
 
 
 def test_the_same_key_gives_the_same_data():
-    sizes = {"num_train": 50, "num_test": 50, "dimension": 7, "num_classes": 3}
-    one, same, other = (pl.tasks.spin_vectors(jax.random.key(seed), **sizes) for seed in (5, 5, 6))
+    one, same, other = (pl.tasks.spin_vectors(jax.random.key(seed), num_train=50, num_test=50) for seed in (5, 5, 6))
     jax.tree.map(np.testing.assert_array_equal, one, same)
     for different in (other[0], one[1]):
         assert (np.asarray(one[0].inputs) != np.asarray(different.inputs)).any()
@@ -67,29 +66,19 @@ def arrays() -> dict[str, np.ndarray]:
 def folder(tmp_path, arrays):
     """Two files plain, two gzipped."""
     for name, array in arrays.items():
-        plain = name.startswith("train")
-        (tmp_path / (name if plain else name + ".gz")).write_bytes(
-            encoded(array) if plain else gzip.compress(encoded(array))
-        )
+        if name.startswith("train"):
+            (tmp_path / name).write_bytes(encoded(array))
+        else:
+            (tmp_path / f"{name}.gz").write_bytes(gzip.compress(encoded(array)))
     return tmp_path
-
-
-def test_file_names_with_a_dot_are_found(folder):
-    (folder / LABELS).rename(folder / "train-labels.idx1-ubyte")
-    assert len(pl.tasks.idx(jax.random.key(0), folder=folder, num_classes=3).train.targets) == 12
 
 
 DAMAGES = {
     "missing": (IMAGES, None, "train-images-idx3-ubyte, plain or with .gz, is missing"),
     "empty": (IMAGES, lambda b: b"", "is not an IDX file"),
-    "wrong magic": (IMAGES, lambda b: b"\x01" + b[1:], "is not an IDX file .* it begins with 01 00 08 03"),
-    "half a header": (IMAGES, lambda b: b[:9], "has 0 bytes of data for the shape"),
     "truncated": (IMAGES, lambda b: b[:-1], r"has 143 bytes of data for the shape \(12, 4, 3\)"),
     "too long": (IMAGES, lambda b: b + b"\0", "has 145 bytes of data"),
-    "no images": (IMAGES, lambda b: b[:4] + bytes(4) + b[8:16], r"has 0 bytes of data for the shape \(0, 4, 3\)"),
     "claims more than there is": (IMAGES, lambda b: b[:4] + b"\xff" * 12 + b[16:], "has 144 bytes"),
-    "truncated gzip": (IMAGES, lambda b: gzip.compress(b)[:-9], "damaged gzip file"),
-    "corrupt gzip": (IMAGES, lambda b: gzip.compress(b)[:-7] + bytes(7), "damaged gzip file"),
     "garbled gzip": (IMAGES, lambda b: gzip.compress(b)[:12] + b"\xff" * 99, "damaged gzip file"),
     "labels for images": (IMAGES, lambda b: encoded(np.zeros(12, np.uint8)), "unsigned bytes with 3 axes.*00 00 08 01"),
     "not bytes": (LABELS, lambda b: encoded(np.zeros(12, ">i4"), 0x0C), "unsigned bytes.*begins with 00 00 0c 01"),
@@ -147,6 +136,7 @@ def test_the_projection_is_that_of_the_paper(tmp_path, arrays):
 
 
 def test_pixels_are_in_the_unit_interval(folder, arrays):
+    (folder / LABELS).rename(folder / "train-labels.idx1-ubyte")  # the name that some copies have
     train, validation, test = pl.tasks.idx(jax.random.key(0), folder=folder, num_classes=3)
     assert validation is None
     np.testing.assert_allclose(train.inputs, arrays[IMAGES].reshape(12, 12) / 255, rtol=1e-6)

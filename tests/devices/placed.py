@@ -54,19 +54,9 @@ def problem() -> tuple[pl.Potential, pl.Dataset, dict]:
 
 def run(sampler: pl.Sampler, weights: dict, num_steps: int, record_every: int, split: Placement) -> dict:
     """The weights and the loss at every record, and the number of parts of a tensor of all chains."""
-    result = pl.sample(
-        sampler,
-        weights,
-        temperatures=[T, 2 * T],
-        num_chains=2,
-        num_steps=num_steps,
-        record_every=record_every,
-        keep_weights_every=1,
-        key=3,
-        observe_examples=300,
-        chunk_size=64,
-        placement=split,
-    )
+    options: dict = {"temperatures": [T, 2 * T], "num_chains": 2, "num_steps": num_steps, "record_every": record_every}
+    options |= {"keep_weights_every": 1, "observe_examples": 300, "chunk_size": 64}
+    result = pl.sample(sampler, weights, key=3, placement=split, **options)
     leaves = [leaf.reshape(*leaf.shape[:3], -1) for leaf in jax.tree.leaves(result.samples)]
     kernel = result.states.weights["network"]["layer1"]["kernel"]
     return {
@@ -86,15 +76,8 @@ def make_chains() -> None:
         placement.connect(os.environ["COORDINATOR"], int(os.environ["NUM_PROCESSES"]), int(os.environ["PROCESS_ID"]))
     assert jax.device_count() == 4
     potential, dataset, weights = problem()
-    langevin = pl.pseudo_langevin(
-        potential,
-        dataset,
-        batch_size=BATCH_SIZE,
-        temperature_ratio=0.05,
-        momentum_retention=0.9,
-        variance_max_batches=100,
-        warmup_refreshes=0,
-    )
+    options: dict = {"temperature_ratio": 0.05, "momentum_retention": 0.9, "variance_max_batches": 100}
+    langevin = pl.pseudo_langevin(potential, dataset, batch_size=BATCH_SIZE, warmup_refreshes=0, **options)
     hybrid = pl.hybrid_monte_carlo(potential, dataset, time_step=0.01, num_leapfrog_steps=5)
     found: dict = {}
     for split in sys.argv[2:]:

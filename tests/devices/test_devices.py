@@ -64,19 +64,15 @@ def test_hybrid_monte_carlo_accepts_the_same_moves_with_data_and_weights_split(f
 
 def test_two_processes_give_the_chain_of_one_device(found, tmp_path):
     environment = {"COORDINATOR": free_address(), "NUM_PROCESSES": "2"}
-    processes = [
-        start(
-            make_chains,
-            [tmp_path / f"{number}.npz", "1,2,2"],
-            tmp_path / f"printed{number}",
-            devices=2,
-            **environment,
-            PROCESS_ID=str(number),
+
+    def process(number: int):
+        arguments = [tmp_path / f"{number}.npz", "1,2,2"]
+        return start(
+            make_chains, arguments, tmp_path / f"printed{number}", devices=2, **environment, PROCESS_ID=str(number)
         )
-        for number in range(2)
-    ]
-    for process in processes:
-        finish(process)
+
+    for started in [process(0), process(1)]:
+        finish(started)
     assert not (tmp_path / "1.npz").exists()
     of_processes = dict(np.load(tmp_path / "0.npz"))
     assert_same_chain(of_processes, "1,2,2", "langevin", found)

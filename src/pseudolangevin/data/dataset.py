@@ -1,8 +1,7 @@
 """The data set: in device memory, or streamed from host memory or disk; mini-batches, and folds over all examples.
 
-The examples of a step depend on the chain's key and the step only, never on the weights. The indices of the next
-blocks of steps of a streamed data set are therefore known in advance: while the device works on one block, the host
-gathers and sends the next.
+The examples of a step depend on the chain's key and the step only, never on the weights. Those of the next steps are
+therefore known in advance: while the device works on one block of steps, the host gathers and sends the next.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 import jax
@@ -93,7 +92,7 @@ class Dataset:
         return self._split_over_devices(jax.tree.map(lambda array: array[indices], self.batch))
 
     def draw(self, key: Key, batch_size: int) -> Batch:
-        """Return `batch_size` examples drawn uniformly and independently, so with replacement."""
+        """Return examples drawn uniformly, with replacement."""
         return self.take(draw_indices(key, self.num_examples, batch_size))
 
     def chunk(self, start: Array, size: int) -> Batch:
@@ -111,12 +110,13 @@ class Dataset:
         return lax.with_sharding_constraint(batch, NamedSharding(self.mesh, PartitionSpec("data")))
 
     def shapes(self, num_examples: int) -> Batch:
-        """Return the shapes and types of a batch of `num_examples`."""
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((num_examples, *a.shape[1:]), a.dtype), self.batch)
+        """Return the shapes and types of a batch of `num_examples` on the device."""
+        return _shapes(self.batch, num_examples)
 
     def with_mesh(self, mesh: Mesh) -> Dataset:
-        """Return the same arrays with `mesh` as the devices that hold them."""
-        return self.tree_unflatten(mesh, self.tree_flatten()[0])
+        """Return the same arrays with `mesh` as the devices that hold them; a streamed data set is on none."""
+        children, _ = self.tree_flatten()
+        return self.tree_unflatten(mesh, children) if children else self
 
     @property
     def num_shards(self) -> int:
@@ -145,25 +145,22 @@ def check_examples(inputs: Any, targets: Any) -> None:
 
 
 def _check_arrays(name: str, tree: Any) -> int:
-    leaves = jax.tree.leaves(tree)
+    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     if not leaves:
         raise ValueError(f"{name} is an empty pytree; pass an array with one row per example")
     for leaf in leaves:
-        shape, dtype = np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-        if len(shape) == 0:
+        if not leaf.shape:
             raise ValueError(f"{name} holds the scalar {leaf!r}; every array needs a leading example axis")
-        if math.prod(shape) == 0:
-            raise ValueError(f"{name} is empty (shape {shape}); pass at least one example")
-        if not (np.issubdtype(dtype, np.number) or dtype == np.bool_ or jnp.issubdtype(dtype, jnp.floating)):
-            raise ValueError(f"{name} has dtype {dtype}; pass numbers, for example integer class labels")
-        if jnp.issubdtype(dtype, jnp.inexact):
-            stored = jax.dtypes.canonicalize_dtype(dtype)  # float32 for float64, unless x64 is on
-            wide: Any = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
-            starts = range(0, shape[0], CHECKED)
-            parts = (np.asarray(leaf[start : start + CHECKED]).astype(wide) for start in starts)
-            if not all(bool(np.all(np.abs(part) <= float(jnp.finfo(stored).max))) for part in parts):
+        if math.prod(leaf.shape) == 0:
+            raise ValueError(f"{name} is empty (shape {leaf.shape}); pass at least one example")
+        if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
+            raise ValueError(f"{name} has dtype {leaf.dtype}; pass numbers, for example integer class labels")
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            stored = jax.dtypes.canonicalize_dtype(leaf.dtype)  # float32 for float64, unless x64 is on
+            largest, starts = float(jnp.finfo(stored).max), range(0, leaf.shape[0], CHECKED)
+            if not all(np.all(np.abs(np.asarray(leaf[i : i + CHECKED])) <= largest) for i in starts):
                 raise ValueError(f"{name} holds NaN or infinity as {stored}; remove or repair those examples")
-    lengths = {np.shape(leaf)[0] for leaf in leaves}
+    lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) > 1:
         raise ValueError(f"the arrays in {name} have different numbers of examples: {sorted(lengths)}")
     return int(lengths.pop())
@@ -208,12 +205,12 @@ class Signs:
 
     def __init__(self, bits: Any, num_components: int) -> None:
         """Check that the bits match the number of components."""
-        needed = -(-num_components // 8)
-        if len(bits.shape) != 2 or bits.dtype != np.uint8 or bits.shape[1] != needed:
-            found = f"bits has shape {tuple(bits.shape)} and dtype {bits.dtype}"
-            remedy = f"(examples, {needed}), as np.packbits(inputs > 0, axis=1) makes them"
-            raise ValueError(f"{found}; {num_components} components need uint8 of shape {remedy}")
         self.bits, self.shape = bits, (int(bits.shape[0]), num_components)
+        needed = (self.shape[0], -(-num_components // 8))
+        if tuple(bits.shape) != needed or bits.dtype != np.uint8:
+            found = f"bits has shape {tuple(bits.shape)} and dtype {bits.dtype}"
+            remedy = f"{needed}, as np.packbits(inputs > 0, axis=1) makes them"
+            raise ValueError(f"{found}; {num_components} components need uint8 of shape {remedy}")
 
     @classmethod
     def of(cls, inputs: np.ndarray) -> Signs:
@@ -228,8 +225,7 @@ class Signs:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Return some examples, as int8."""
-        bits = np.unpackbits(np.asarray(self.bits[rows]), axis=-1, count=self.shape[1])
-        return (2 * bits.astype(np.int8) - 1).astype(np.int8)
+        return 2 * np.unpackbits(np.asarray(self.bits[rows]), axis=-1, count=self.shape[1]).astype(np.int8) - 1
 
 
 @jax.tree_util.register_pytree_node_class
@@ -237,13 +233,7 @@ class StreamedDataset(Dataset):
     """A data set that is not kept on the device.
 
     `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, `Signs`, or pytrees of these.
-    It replaces a `Dataset` everywhere except as training or validation set of `adam(validation=…)`; the chains are the
-    same.
-
-    Example:
-        >>> dataset = StreamedDataset(np.ones((4, 3), np.int8), np.array([0, 1, 1, 0]))
-        >>> dataset.num_examples
-        4
+    It replaces a `Dataset`, with the same chains, except as training or validation set of `adam(validation=…)`.
     """
 
     def __init__(self, inputs: Any, targets: Any) -> None:
@@ -262,22 +252,27 @@ class StreamedDataset(Dataset):
 
     def fetch(self, indices: Any) -> Batch:
         """Return the examples with these indices as NumPy arrays, signs as bits."""
-        return jax.tree.map(lambda array: _gather(array, np.asarray(indices)), self._sent)
+        indices = np.asarray(indices)
+
+        def gather(array: Any) -> np.ndarray:
+            if isinstance(array, np.ndarray):
+                rows = np.take(array, indices, axis=0, mode="clip")
+            else:  # Zarr reads every chunk once when indices are distinct and sorted
+                different, back = np.unique(indices, return_inverse=True)
+                rows = np.asarray(array.oindex[different])[back.reshape(indices.shape)]
+            return rows.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+        return jax.tree.map(gather, self._sent)
 
     def decode(self, batch: Batch) -> Batch:
-        """Return a batch in the form in which the loss takes it, from the form in which it was sent."""
+        """Return a batch as the loss takes it, from what was sent."""
 
         def unpack(array: Any, sent: Array) -> Array:
             if not isinstance(array, Signs):
                 return sent
-            single = ((sent[..., None] >> np.arange(7, -1, -1, dtype=np.uint8)) & 1).reshape(*sent.shape[:-1], -1)
-            return 2 * single[..., : array.shape[1]].astype(jnp.int8) - 1
+            return 2 * jnp.unpackbits(sent, axis=-1, count=array.shape[1]).astype(jnp.int8) - 1
 
         return jax.tree.map(unpack, self.batch, batch)
-
-    def shapes(self, num_examples: int) -> Batch:
-        """Return the shapes and types of a batch of `num_examples` on the device."""
-        return _shapes(self.batch, num_examples)
 
     @cached_property
     def _sent(self) -> Batch:
@@ -291,7 +286,7 @@ class StreamedDataset(Dataset):
     @property
     def bytes_per_example(self) -> int:
         """Size of an example as it is sent."""
-        return sum(shape.dtype.itemsize * math.prod(shape.shape) for shape in jax.tree.leaves(_shapes(self._sent)))
+        return sum(shape.dtype.itemsize * shape.size for shape in jax.tree.leaves(_shapes(self._sent)))
 
     def block_length(self, num_chains: int, batch_size: int, longest: int) -> int:
         """Return the number of steps whose mini-batches are sent together."""
@@ -300,8 +295,7 @@ class StreamedDataset(Dataset):
     def blocks(self, indices: Sequence[Array], device: Any) -> Iterator[Batch]:
         """Yield the mini-batches of each block of indices (chain, step, example), fetched in advance, as sent."""
         num_threads = max(2, min(8, (os.cpu_count() or 2) // 2))
-        waiting = deque(indices)
-        for wanted in waiting:  # before the first block runs: they would wait behind it in the device's queue
+        for wanted in indices:  # before the first block runs: they would wait behind it in the device's queue
             wanted.copy_to_host_async()
 
         def fetch(wanted: Array, first: int, last: int) -> Batch:
@@ -309,23 +303,18 @@ class StreamedDataset(Dataset):
 
         with ThreadPoolExecutor(num_threads) as pool:
 
-            def request() -> list[Future[Batch]]:
-                wanted = waiting.popleft()
-                num_bytes = math.prod(wanted.shape) * self.bytes_per_example
+            def request(wanted: Array) -> list[Future[Batch]]:
+                num_bytes = wanted.size * self.bytes_per_example
                 num_parts = min(wanted.shape[1], max(num_threads, -(-num_bytes // PART_BYTES)))
                 ends = np.linspace(0, wanted.shape[1], num_parts + 1).astype(int).tolist()
                 return [pool.submit(fetch, wanted, first, last) for first, last in pairwise(ends)]
 
-            coming = deque(request() for _ in range(min(BLOCKS_AHEAD, len(waiting))))
+            requests = map(request, indices)  # made when the next is asked for
+            coming = deque(islice(requests, BLOCKS_AHEAD))
             while coming:
                 parts = [part.result() for part in coming.popleft()]
-                if waiting:
-                    coming.append(request())
+                coming.extend(islice(requests, 1))
                 yield jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
-
-    def with_mesh(self, mesh: Mesh) -> Dataset:
-        """Return the data set itself: every device fetches the examples that it needs."""
-        return self
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
         """Return no children: no array is an argument of compiled functions."""
@@ -341,13 +330,3 @@ def _shapes(arrays: Any, *leading: int) -> Any:
     """Return the shapes and types of examples, with leading axes, for JAX, which has no 64-bit numbers by default."""
     dtype = jax.dtypes.canonicalize_dtype
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*leading, *a.shape[1:]), dtype(a.dtype)), arrays)
-
-
-def _gather(array: Any, indices: np.ndarray) -> np.ndarray:
-    if isinstance(array, np.ndarray):
-        out = np.take(array, indices.reshape(-1), axis=0, mode="clip")
-    else:  # Zarr reads every chunk once when indices are distinct and sorted
-        different, back = np.unique(indices.reshape(-1), return_inverse=True)
-        out = np.asarray(array.oindex[different])[back]
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    return out.reshape(*indices.shape, *array.shape[1:]).astype(dtype, copy=False)

@@ -62,8 +62,8 @@ def spin_vectors(
         ((55800, 100), dtype('int8'))
     """
     sizes = {"num_train": num_train, "num_test": num_test, "dimension": dimension, "num_classes": num_classes}
-    for name, value in sizes.items():
-        check_integer(name, value, minimum=1)
+    for name, size in sizes.items():
+        check_integer(name, size, minimum=1)
     check_interval("flip_probability", flip_probability, 0.0, 0.5, "a larger value only swaps the signs")
     reference_key, train_key, test_key = jax.random.split(key, 3)
     references = _spins(reference_key, 0.5, (num_classes, dimension))
@@ -99,12 +99,11 @@ def fashion_mnist(
 ) -> Splits:
     """Return FashionMNIST as in the paper: 50 000 training, 10 000 validation and 10 000 test images in ten classes.
 
-    Projected, an image x becomes the signs of `dimension` random sums of its pixels (eq:projectedFMNIST),
+    Projected, an image x becomes the signs of `dimension` random sums of its pixels 0 … 255 (eq:projectedFMNIST),
 
-        x̃_k = sign(Σ_ij x_ij·P_ijk),    P_ijk = ±1 with equal probability.
+        x̃_k = sign(Σ_ij x_ij·P_ijk),    P_ijk = ±1 with equal probability,    sign(0) = 0,
 
-    Pixels count as stored, 0 … 255, and are not centred; a sum that is exactly zero has the sign 0. Projected inputs
-    are int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
+    as int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
 
     Args:
         key: random key of the projection.
@@ -157,9 +156,8 @@ def _splits(key: Key, arrays: list[np.ndarray], projected: bool, dimension: int,
     pixels = [each.reshape(len(each), -1) for each in (images, test_images)]
     if projected:
         # Sums of up to 65 536 bytes are integers below 2²⁴, exact in float32 in whatever order they are added.
-        exact: Any = np.float32 if pixels[0].shape[1] <= 2**16 else np.float64
-        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), exact)
-        inputs = [np.sign(each.astype(exact) @ projection).astype(np.int8) for each in pixels]
+        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), np.float32)
+        inputs = [np.sign(each.astype(np.float32) @ projection).astype(np.int8) for each in pixels]
     else:
         inputs = [each.astype(np.float32) / np.float32(255) for each in pixels]
     classes, num_train = labels.astype(np.int32), len(images) - num_validation
@@ -171,8 +169,8 @@ def _splits(key: Key, arrays: list[np.ndarray], projected: bool, dimension: int,
 def read_idx(path: Path, num_axes: int, sha256: str | None = None) -> np.ndarray:
     """Return the unsigned bytes in an IDX file, gzipped or not.
 
-    The format is: 0 0 8 num_axes | size of every axis, 4 bytes each, big-endian | the bytes. The hash of the
-    uncompressed contents is compared with `sha256`.
+    The format is: 0 0 8 num_axes | size of every axis, 4 bytes each, big-endian | the bytes. `sha256` is the hash of
+    the uncompressed contents.
     """
     try:
         content = path.read_bytes()
@@ -180,7 +178,7 @@ def read_idx(path: Path, num_axes: int, sha256: str | None = None) -> np.ndarray
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is a damaged gzip file: {error}; fetch it again") from None
     except (OSError, MemoryError) as error:
-        raise ValueError(f"{path} cannot be read: {error or 'it does not fit into memory'}; fetch it again") from None
+        raise ValueError(f"{path} cannot be read: {error or 'too large for the memory'}; fetch it again") from None
     if content[:4] != bytes([0, 0, 8, num_axes]):
         expected = f"an IDX file of unsigned bytes with {num_axes} axes, which begins with 00 00 08 0{num_axes}"
         raise ValueError(f"{path} is not {expected}: it begins with {content[:4].hex(' ') or 'nothing'}")
@@ -217,10 +215,9 @@ def _read_folder(
             allowed = f"num_classes = {num_classes} allows 0 … {num_classes - 1}"
             remedy = "raise num_classes, or fetch the file again"
             raise ValueError(f"{folder}: {prefix} labels go up to {labels.max()}, and {allowed}; {remedy}")
-    sizes = arrays[0].shape[1:], arrays[2].shape[1:]
-    if sizes[0] != sizes[1]:
-        found = f"train images are {sizes[0]} and t10k images {sizes[1]} pixels"
-        raise ValueError(f"{folder}: {found}; they must be of one size")
+        if images.shape[1:] != arrays[0].shape[1:]:
+            found = f"train images are {arrays[0].shape[1:]} and t10k images {images.shape[1:]} pixels"
+            raise ValueError(f"{folder}: {found}; they must be of one size")
     return arrays
 
 
