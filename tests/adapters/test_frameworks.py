@@ -88,11 +88,11 @@ def moved(model):
 
 def test_flax_gradient_and_weights_written_back():
     module = FlaxNet(nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"drop \(Dropout\) drops 0.5 of its inputs at random.*module.eval\(\)"):
-        from_flax(module)
+    with pytest.raises(ValueError, match=r"changes its variable drop.rngs.count when called.*module.eval\(\)"):
+        gradient(from_flax(module), IMAGES)
     module.drop.deterministic = True
-    with pytest.raises(ValueError, match=r"norm \(BatchNorm\) normalises each example by its batch.*module.eval\(\)"):
-        from_flax(module)
+    with pytest.raises(ValueError, match=r"changes its variable norm.mean when called.*module.eval\(\)"):
+        gradient(from_flax(module), IMAGES)
     module.eval()
     model = from_flax(module)
 
@@ -107,19 +107,6 @@ def test_flax_gradient_and_weights_written_back():
     assert model.write_back(sampled) is module
     np.testing.assert_array_equal(module(IMAGES), predicted)
     assert set(model.weights["blocks"]) == {0, 1}
-
-
-def test_a_flax_module_that_draws_random_numbers_by_itself_is_rejected():
-    class Noisy(nnx.Module):
-        def __init__(self, rngs):
-            self.layer, self.rngs = nnx.Linear(4, 3, rngs=rngs), rngs
-
-        def __call__(self, inputs):
-            return self.layer(inputs) + jax.random.normal(self.rngs.noise(), (3,))
-
-    model = from_flax(Noisy(nnx.Rngs(0, noise=1)))
-    with pytest.raises(ValueError, match=r"changes its variable rngs.noise.count when called"):
-        pl.classification(model.apply).check(model.weights, pl.Dataset(np.ones((6, 4)), LABELS))
 
 
 def test_equinox_gradient_and_weights_written_back():

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 import pseudolangevin as pl
-from pseudolangevin.diagnostics.certificate import Subject, Tolerances, _ensemble
+from pseudolangevin.diagnostics.certificate import Subject, _ensemble
 from pseudolangevin.diagnostics.verdicts import Line, Verdict
 
 from ..compilation import optimized
@@ -307,7 +307,7 @@ def energies_of(second: float, num: int = 300) -> list:
     series = {"potential": energies, "virial_temperature": energies, "status": 0 * energies}
     coords = {"temperature": [1.0, 1.2], "step": ("draw", np.arange(num))}
     trace = xr.Dataset({name: (dims, values) for name, values in series.items()}, coords)
-    return list(_ensemble(Subject(trace, None, "samples", {}, 200, Tolerances(), 0.0)))
+    return list(_ensemble(Subject(trace, trace, 200)))
 
 
 def test_energies_at_two_temperatures_are_compared_with_their_fluctuations():

@@ -37,8 +37,7 @@ class Model:
 
     def write_back(self, weights: Weights) -> Any:
         """Return the original object with the weights of one chain; PyTorch and Flax modules are changed in place."""
-        expected: Any = jax.tree.structure(self.weights)
-        found: Any = jax.tree.structure(weights)
+        expected, found = map(jax.tree.structure, (self.weights, weights))
         if found != expected:
             remedy = "if a subset was sampled, write back subset.merge(weights)"
             raise ValueError(f"weights is a pytree {found}, but that of the model is {expected}; {remedy}")
@@ -49,11 +48,10 @@ class Model:
         return self.restore(weights)
 
 
-def layer_error(framework: str, path: str, layer: Any, why: str, remedy: str) -> ValueError:
+def layer_error(path: str, layer: Any, why: str, remedy: str) -> ValueError:
     """Return the error for a layer that cannot be sampled."""
-    name = f"{path} ({type(layer).__name__})" if path else type(layer).__name__
     reason = "without a fixed function of the weights there is no U, hence no exp(-U/T)"
-    return ValueError(f"the {framework} layer {name} {why}: {reason}; {remedy}")
+    return ValueError(f"the layer {path} ({type(layer).__name__}) {why}: {reason}; {remedy}")
 
 
 def load_optional(module: str, extra: str) -> Any:

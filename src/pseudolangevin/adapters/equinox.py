@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from .. import _trees
-from .._trees import Array, Weights
+from .._trees import Array, Weights, check_weights
 from . import Model, layer_error, load_optional
 
 
@@ -33,9 +32,9 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
         elif isinstance(layer, (*stateful, eqx.nn.StateIndex)) and state is None:
             why, remedy = "reads a state that was not given", "pass from_equinox(module, state)"
         if why is not None:
-            raise layer_error("Equinox", jax.tree_util.keystr(path, simple=True, separator="."), layer, why, remedy)
+            raise layer_error(jax.tree_util.keystr(path, simple=True, separator="."), layer, why, remedy)
     weights, rest = eqx.partition(module, eqx.is_inexact_array)
-    _trees.check_weights(weights)
+    check_weights(weights)
 
     def apply(weights: Weights, inputs: Any) -> Array:
         network: Any = eqx.combine(weights, rest)

@@ -22,7 +22,7 @@ import numpy as np
 
 from .. import _trees as trees
 from .._trees import Array, Weights, check_integer, check_positive
-from ..gradients import exact_means
+from ..gradients import exact_sums
 from ..samplers.base import HEALTHY
 from .averages import Floats, kept
 
@@ -48,12 +48,6 @@ class Diffusion:
     def coefficient_error(self) -> Floats:
         """Standard error of `coefficient`."""
         return self.standard_error[:, 0] / self.seconds[0]
-
-    def at(self, seconds: float) -> Floats:
-        """Return d²(Δt)/(N·Δt) at Δt = `seconds`, interpolated; NaN outside of the measured intervals."""
-        inside = self.seconds[0] * (1 - 1e-9) <= seconds <= self.seconds[-1] * (1 + 1e-9)
-        found = [np.interp(seconds, self.seconds, row) if inside else math.nan for row in self.displacement]
-        return np.array(found) / seconds
 
     def to_dict(self) -> dict[str, list[float]]:
         """Return the curve of the first temperature, ready for JSON."""
@@ -99,10 +93,10 @@ def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float =
     if result.samples is None:
         raise ValueError("the result holds no kept weights; sample with keep_weights_every=1")
     num_temperatures, _, num_kept = jax.tree.leaves(result.samples)[0].shape[:3]
-    kept_every = result.trace.attrs["keep_weights_every"]
-    steps = np.asarray(result.trace["step"])[kept_every - 1 :: kept_every]
+    every = result.trace.attrs["keep_weights_every"]
+    steps = np.asarray(result.trace["step"])[every - 1 :: every]
     displacements = Displacements(max(1, num_kept.bit_length()))
-    for draw in kept(np.arange(num_kept, dtype=np.float64), burn_in).astype(int):
+    for draw in kept(np.arange(num_kept), burn_in):
         weights = jax.tree.map(lambda w, draw=draw: np.asarray(w[:, :, draw]).reshape(-1, *w.shape[3:]), result.samples)
         displacements.observe(int(steps[draw]), float(steps[draw]) * seconds_per_step, weights)
     return displacements.diffusion(num_temperatures)
@@ -149,7 +143,6 @@ def measure_diffusion(
     discard_steps: int | None = None,
     max_steps: int = 2**30,
     observe: bool = False,
-    chunk_size: int | None = None,
 ) -> MeasuredDiffusion:
     """Run chains for some time and measure at least one displacement in wall-clock time.
 
@@ -163,7 +156,6 @@ def measure_diffusion(
         discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.
         max_steps: largest number of steps.
         observe: compute loss, |w|² and error on the examples observed by `run`, for up to half of the sampling time.
-        chunk_size: examples held at once when observing.
     """
     check_integer("every", every, minimum=1)
     if not _all_healthy(states):
@@ -173,32 +165,28 @@ def measure_diffusion(
         discard_steps = int(np.min(np.asarray(getattr(states, "next_refresh", origin)))) - origin
     stop = origin + max(2, max_steps // every) * every
     records = run.records(states, first=origin, stop=stop, every=stop + 1, pause_every=every)  # nothing is recorded
-    record = next(records)  # compiles
-    while record.step <= origin + discard_steps:
-        record = next(records)
-    displacements, observations = Displacements(10), []
-    durations: dict[bool, list[float]] = {True: [], False: []}  # of intervals with and without a refresh
+    record = next(record for record in records if record.step > origin + discard_steps)  # compiles
+    displacements, observations, durations = Displacements(10), [], defaultdict[bool, list[float]](list)
     first, clock, observing = record.step, 0.0, 0.0
     weights = jax.vmap(run.sampler.position)(record.states)
     displacements.observe(first, clock, weights)
     if observe:  # compiles
-        jax.block_until_ready(_observe(run.sampler, weights, run.observed, chunk_size))
+        jax.block_until_ready(_observe(run.sampler, weights, run.observed, run.chunk_size))
     while _all_healthy(record.states) and record.step < stop and (record.step == first or clock < seconds):
         before, began = _last_refresh(record.states), time.perf_counter()
         record = next(records)
         jax.block_until_ready(record.states)
         duration = time.perf_counter() - began
-        durations[_last_refresh(record.states) != before].append(duration)
+        durations[_last_refresh(record.states) != before].append(duration)  # with and without a refresh
         clock += duration
         weights = jax.vmap(run.sampler.position)(record.states)
         displacements.observe(record.step, clock, weights)
         if observe and observing <= 0.5 * clock and _all_healthy(record.states):
             began = time.perf_counter()
-            observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, chunk_size)))
+            observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, run.chunk_size)))
             observing += time.perf_counter() - began
-    refresh_seconds, (with_refresh, without) = 0.0, (durations[True], durations[False])
-    if with_refresh and without:
-        refresh_seconds = max(0.0, sum(with_refresh) - len(with_refresh) * float(np.median(without)))
+    with_refresh, without = (np.array(durations[refreshed]) for refreshed in (True, False))
+    refresh_seconds = float(max(0.0, np.sum(with_refresh - np.median(without)))) if without.size else 0.0
     names = observations[0] if observations else {}
     observables = {name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names}
     found = displacements.diffusion(len(run.temperatures)) if _all_healthy(record.states) else None
@@ -224,12 +212,10 @@ def _mean_squared_distance(left: Weights, right: Weights) -> Array:
 @partial(jax.jit, static_argnames="chunk_size")
 def _observe(sampler: Any, weights: Weights, dataset: Any, chunk_size: int | None) -> dict[str, Array]:
     """Return loss, |w|² and error of every chain by forward passes."""
-    quantities = {name: getattr(sampler.potential, f"per_example_{name}") for name in ("loss", "error")}
-    present = {name: quantity for name, quantity in quantities.items() if quantity is not None}
 
     def one(chain: Weights) -> dict[str, Array]:
-        means = exact_means(list(present.values()), chain, dataset, chunk_size)
-        values = {name: mean.high + mean.low for name, mean in zip(present, means, strict=True)}
-        return values | {"squared_norm": trees.squared_norm(chain)}
+        sums = exact_sums(sampler.potential, chain, dataset, chunk_size, with_gradient=False)
+        found = {"loss": sums.loss.high + sums.loss.low, "squared_norm": trees.squared_norm(chain)}
+        return found | ({} if sampler.potential.per_example_error is None else {"error": sums.error})
 
     return jax.vmap(one)(weights)
