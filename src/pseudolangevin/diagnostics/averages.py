@@ -157,15 +157,10 @@ def _ess(chains: Floats) -> float:
     total = covariance[0] + (chains.mean(axis=1).var(ddof=1) if num_chains > 1 else 0.0)
     rho = 1 - (within - covariance) / total
     rho[0] = 1.0
-    end = 1  # Geyer: the sums of pairs are positive, and decrease
-    while end < num - 3 and rho[end - 1] + rho[end] > 0:
-        end += 2
-    if rho[end - 1] + rho[end] < 0:
-        rho[end - 1 : end + 1] = max(0.0, rho[end - 1]), 0.0
-    for t in range(1, end - 3, 2):
-        if rho[t + 1] + rho[t + 2] > rho[t - 1] + rho[t]:
-            rho[t + 1 : t + 3] = (rho[t - 1] + rho[t]) / 2
-    time = -1 + 2 * rho[: end - 1].sum() + max(0.0, rho[end - 1])
+    # Geyer: only the first sums of pairs are used, as long as they are positive, and they decrease.
+    pairs = rho[: 2 * len(range(1, num - 3, 2))].reshape(-1, 2).sum(axis=1)
+    count = int(np.logical_and.accumulate(pairs > 0).sum())
+    time = -1 + 2 * np.minimum.accumulate(pairs[:count]).sum() + max(0.0, rho[2 * count])
     return num_chains * num / max(float(time), 1 / math.log10(num_chains * num))
 
 

@@ -360,7 +360,8 @@ def certificate(
         potential: U, from which gradients and energies are computed.
         dataset: training set of `potential`.
         burn_in: share of the records discarded at the start of every chain; default: 0.5 for a result, 0 for `weights`.
-        tolerances: fields of `Tolerances`, such as `tolerance=0.01` for the virial temperature.
+        tolerances: `tolerance`, `chain_tolerance`, `layer_tolerance`, `weight_tolerance`, `bias_tolerance`,
+            `rhat_tolerance`, `ensemble_tolerance`: see `Tolerances`.
 
     Example:
         >>> cert = certificate(result)  # doctest: +SKIP
@@ -379,27 +380,24 @@ def certificate(
     else:
         everything = _of_result(result, burn_in)
     everything = replace(everything, allowed=Tolerances(**tolerances))
-    found: list[tuple[Measurement, float | None, int | None]] = []
-    notes: dict[str, None] = {}  # a set in order
+    found: list[tuple[Measurement | str, float | None, int | None]] = []
     num_temperatures, num_chains = everything.trace["status"].shape[:2]
     for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
         subject = replace(everything, position=position, chain=chain)
         of_all = (_temperatures, _single_weights, _directions, _fluctuations, _samples, _ensemble)
         measures = of_all if chain is None else (_temperatures, _stationarity, _acceptance)
-        for measured in (m for measure in measures for m in measure(subject)):
-            if isinstance(measured, str):
-                notes[measured] = None
-            else:
-                found.append((measured, subject.temperature, chain))
+        found += [(m, subject.temperature, chain) for measure in measures for m in measure(subject)]
+    notes = tuple(dict.fromkeys(m for m, *_ in found if isinstance(m, str)))
+    measured = [(m, *where) for m, *where in found if not isinstance(m, str)]
     # All lines that can fail by chance share the false alarms.
-    num_lines = max(1, sum(m.required and not m.enough and m.name != "status" for m, *_ in found))
-    independence = [m.value / m.num_draws for m, *_ in found if m.name.startswith("effective") and m.num_draws]
+    num_lines = max(1, sum(m.required and not m.enough and m.name != "status" for m, *_ in measured))
+    independence = [m.value / m.num_draws for m, *_ in measured if m.name.startswith("effective") and m.num_draws]
     steps = everything.trace["step"].values
     between = int(steps[-1] - steps[-2] if len(steps) > 1 else steps[0])
     length = RunLength(len(steps), between, int(steps[-1]), everything.seconds, min(independence, default=0.0))
-    lines = tuple(m.line(num_lines, length, temperature, chain) for m, temperature, chain in found)
+    lines = tuple(m.line(num_lines, length, *where) for m, *where in measured)
     about = (everything.sampler, everything.num_weights, burn_in, length, everything.settings)
-    return Certificate(lines, tuple(notes), *about)
+    return Certificate(lines, notes, *about)
 
 
 def _of_result(result: Result, burn_in: float) -> Subject:
@@ -442,44 +440,40 @@ def _of_samples(
     shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves((weights, gradients))}
     if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2 or min(shape) == 0:
         raise ValueError(f"weights and gradients have leading axes {sorted(shapes)}; give all of them (chain, draw, …)")
-    series = {} if energies is None else {"potential": as_chains(energies)}
-    one = jax.tree.map(lambda leaf: leaf[0, 0], weights)
+    begin = min(math.floor(burn_in * shape[1]), shape[1] - 1)
+    weights, gradients = jax.tree.map(lambda leaf: leaf[:, begin:], (weights, gradients))
+    shape, one = (shape[0], shape[1] - begin), jax.tree.map(lambda leaf: leaf[0, 0], weights)
+    series = {} if energies is None else {"potential": as_chains(energies)[:, begin:]}
     if potential is not None:
         if dataset is None:
             raise ValueError("dataset is missing; potential needs its training set")
         potential.check(one, dataset)
-        flat = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(-1, *np.shape(leaf)[2:]), weights)
+        flat = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(-1, *leaf.shape[2:]), weights)
         losses, regularizer, gradients = jax.device_get(_exact(potential, flat, dataset))
         loss = np.asarray(losses, np.float64).sum(axis=0)
         series = {"loss": loss.reshape(shape), "potential": (loss + regularizer).reshape(shape)}
     elif gradients is None:
         raise ValueError("gradients is missing; pass ∇U at the weights, or potential and dataset to compute it")
-    begin = min(math.floor(burn_in * shape[1]), shape[1] - 1)
-
-    def matrix(tree: Weights) -> Floats:
-        parts = [np.reshape(leaf, (*shape, -1))[:, begin:] for leaf in jax.tree.leaves(tree)]
-        return np.concatenate(parts, axis=2).astype(np.float64)
-
-    w, g = matrix(weights), matrix(gradients)
-    num_draws, num = w.shape[1:]
-    first = max(1, num_draws // 10)
+    w, g = (
+        np.concatenate([np.reshape(leaf, (*shape, -1)) for leaf in jax.tree.leaves(tree)], axis=2).astype(np.float64)
+        for tree in (weights, gradients)
+    )
+    draws, num = np.arange(shape[1]), w.shape[2]
     # Directions in which the gradient varies most are the stiffest ones.
+    first = max(1, shape[1] // 10)
     early = g[:, :first].reshape(-1, num)
     directions = np.linalg.svd(early - early.mean(axis=0), full_matrices=False)[2][: min(16, num, len(early) - 1)]
-    sizes = [trees.num_weights(layer) for layer in trees.layers(one).values()]
-    virial = (w - _other_half(w)) * g
-    series = {name: values[:, begin:] for name, values in series.items()}
-    series |= {"status": np.zeros(w.shape[:2], np.int32), "squared_norm": (w**2).sum(axis=2)}
-    series |= {"virial_temperature": virial.mean(axis=2)}
-    series["layer_virial_temperature"] = np.add.reduceat(virial, np.cumsum([0, *sizes[:-1]]), axis=2) / sizes
     if len(directions):
         series |= {"direction_position": w @ directions.T, "direction_gradient": g @ directions.T}
-    steps = begin + 1 + np.arange(num_draws)
-    trace = observables.trace({name: x[None] for name, x in series.items()}, [temperature], steps, one)
-    sets = np.where(np.arange(num_draws) >= first, 0, -1)
+    virial, sizes = (w - _other_half(w)) * g, [trees.num_weights(layer) for layer in trees.layers(one).values()]
+    series |= {"virial_temperature": virial.mean(axis=2), "squared_norm": (w**2).sum(axis=2)}
+    series["layer_virial_temperature"] = np.add.reduceat(virial, np.cumsum([0, *sizes[:-1]]), axis=2) / sizes
+    series["status"] = np.zeros(shape, np.int32)
+    trace = observables.trace({name: x[None] for name, x in series.items()}, [temperature], begin + 1 + draws, one)
+    sets = np.where(draws >= first, 0, -1)
     trace = trace.assign_coords(direction_set=("draw", sets), layer_size=("layer", sizes))
     blocks = None
-    if num_draws >= 16:
+    if shape[1] >= 16:
         parts = zip(*(np.array_split(x, 8, axis=1) for x in (w, g)), strict=True)
         means = [np.stack([x.mean(axis=1) for x in (a, b, a * b, a * a)], axis=1) for a, b in parts]
         blocks = np.stack(means, axis=1)[None]
