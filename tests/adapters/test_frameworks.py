@@ -165,36 +165,30 @@ def test_torch_gradient_and_weights_written_back():
     np.testing.assert_array_equal(state["third.weight"].numpy(), sampled["second"]["weight"])
 
 
+class Wrong(torch.nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        self.layer, self.last = torch.nn.Linear(4, 4), last
+
+    def forward(self, inputs):
+        return self.last(self.layer(inputs))
+
+
 @pytest.mark.parametrize(
-    ("layer", "message"),
+    ("last", "message"),
     [
         (torch.nn.Softsign(), "cannot translate this module: .*; replace the layer"),
         (torch.nn.BatchNorm1d(4, track_running_stats=False), "normalises each example by its batch"),
+        (lambda hidden: hidden - torch.mean(hidden, 0), "depends on the other examples of its batch"),
+        (lambda hidden: torch.nn.functional.dropout(hidden, 0.5), "forgot to include a `rng`"),
     ],
 )
-def test_torch_layers_that_cannot_be_translated_are_rejected(layer, message):
-    module = torch.nn.Sequential(torch.nn.Linear(4, 4), layer).eval()
-    with pytest.raises(ValueError, match=message):
-        from_torch(module, np.ones((3, 4), np.float32) * np.arange(3, dtype=np.float32)[:, None])
-
-
-def test_torch_modules_that_mix_or_randomise_examples_are_rejected():
-    class Mixing(torch.nn.Module):
-        def __init__(self, noisy):
-            super().__init__()
-            self.layer, self.noisy = torch.nn.Linear(4, 4), noisy
-
-        def forward(self, inputs):
-            hidden = self.layer(inputs)
-            return torch.nn.functional.dropout(hidden, 0.5) if self.noisy else hidden - torch.mean(hidden, 0)
-
+def test_torch_modules_that_cannot_be_sampled_are_rejected(last, message):
     inputs = np.arange(12, dtype=np.float32).reshape(3, 4)
-    with pytest.raises(ValueError, match="depends on the other examples of its batch"):
-        from_torch(Mixing(noisy=False), inputs)
-    with pytest.raises(ValueError, match="forgot to include a `rng`"):
-        from_torch(Mixing(noisy=True), inputs)
+    with pytest.raises(ValueError, match=message):
+        from_torch(Wrong(last).eval(), inputs)
     with pytest.raises(ValueError, match="at least two examples"):
-        from_torch(Mixing(noisy=False), inputs[:1])
+        from_torch(Wrong(torch.relu).eval(), inputs[:1])
 
 
 @pytest.mark.parametrize(("adapt", "name"), [(from_flax, "nnx.Module"), (from_equinox, "equinox.Module")])

@@ -23,8 +23,8 @@ def test_a_random_walk_has_its_diffusion_at_every_interval():
     displacements = Displacements(num_references=6)
     path = walk()
     for draw in range(path.shape[1]):
-        displacements.observe(10 * (draw + 1), 0.5 * draw, {"a": jnp.asarray(path[:, draw])})
-    found = displacements.diffusion(num_temperatures=2)
+        displacements.observe(10 * (draw + 1), {"a": jnp.asarray(path[:, draw])})
+    found = displacements.diffusion(0.05, num_temperatures=2)
     assert found.displacement.shape == (2, 32)
     assert np.array_equal(found.steps, 10.0 * np.arange(1, 33))
     np.testing.assert_allclose(found.seconds, 0.5 * np.arange(1, 33))
@@ -36,12 +36,12 @@ def test_references_are_copies():
     """The buffers of the chains are reused by the next segment."""
     displacements = Displacements()
     weights = np.zeros((1, 3), np.float32)
-    displacements.observe(1, 0.0, weights)
+    displacements.observe(1, weights)
     weights += 2
-    displacements.observe(2, 1.0, weights)
-    assert displacements.diffusion().coefficient[0] == pytest.approx(4.0)
+    displacements.observe(2, weights)
+    assert displacements.diffusion(1.0).coefficient[0] == pytest.approx(4.0)
     with pytest.raises(ValueError, match="two records"):
-        Displacements().diffusion()
+        Displacements().diffusion(1.0)
 
 
 SAMPLER = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.1)

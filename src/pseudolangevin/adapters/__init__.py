@@ -2,13 +2,7 @@
 
 `from_equinox`, `from_flax` and `from_torch` return a `Model`. Layers that draw random numbers (dropout) or depend on
 other examples of the batch (batch norm) are rejected unless they are in evaluation mode: without a fixed function of
-the weights there is no potential U, hence no distribution exp(-U/T).
-
-Example:
-    >>> model = from_flax(module)  # doctest: +SKIP
-    >>> sampler = pl.balanced_langevin(pl.classification(model.apply), train)  # doctest: +SKIP
-    >>> result = pl.sample(sampler, model.weights, temperatures=1e-4, num_steps=10_000, key=0)  # doctest: +SKIP
-    >>> sampled = model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
+the weights there is no potential U, hence no distribution exp(-U/T). See docs/models.md.
 """
 
 from __future__ import annotations
@@ -37,7 +31,8 @@ class Model:
 
     def write_back(self, weights: Weights) -> Any:
         """Return the original object with the weights of one chain; PyTorch and Flax modules are changed in place."""
-        expected, found = map(jax.tree.structure, (self.weights, weights))
+        expected: Any = jax.tree.structure(self.weights)
+        found: Any = jax.tree.structure(weights)
         if found != expected:
             remedy = "if a subset was sampled, write back subset.merge(weights)"
             raise ValueError(f"weights is a pytree {found}, but that of the model is {expected}; {remedy}")

@@ -380,22 +380,22 @@ def certificate(
     else:
         everything = _of_result(result, burn_in)
     everything = replace(everything, allowed=Tolerances(**tolerances))
-    found: list[tuple[Measurement | str, float | None, int | None]] = []
+    found: list[tuple[Measurement | str, Subject]] = []
     num_temperatures, num_chains = everything.trace["status"].shape[:2]
     for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
         subject = replace(everything, position=position, chain=chain)
         of_all = (_temperatures, _single_weights, _directions, _fluctuations, _samples, _ensemble)
         measures = of_all if chain is None else (_temperatures, _stationarity, _acceptance)
-        found += [(m, subject.temperature, chain) for measure in measures for m in measure(subject)]
-    notes = tuple(dict.fromkeys(m for m, *_ in found if isinstance(m, str)))
-    measured = [(m, *where) for m, *where in found if not isinstance(m, str)]
+        found += [(m, subject) for measure in measures for m in measure(subject)]
+    notes = tuple(dict.fromkeys(m for m, _ in found if isinstance(m, str)))
+    measured = [(m, subject) for m, subject in found if isinstance(m, Measurement)]
     # All lines that can fail by chance share the false alarms.
-    num_lines = max(1, sum(m.required and not m.enough and m.name != "status" for m, *_ in measured))
-    independence = [m.value / m.num_draws for m, *_ in measured if m.name.startswith("effective") and m.num_draws]
+    num_lines = max(1, sum(m.required and not m.enough and m.name != "status" for m, _ in measured))
+    independence = [m.value / m.num_draws for m, _ in measured if m.name.startswith("effective") and m.num_draws]
     steps = everything.trace["step"].values
     between = int(steps[-1] - steps[-2] if len(steps) > 1 else steps[0])
     length = RunLength(len(steps), between, int(steps[-1]), everything.seconds, min(independence, default=0.0))
-    lines = tuple(m.line(num_lines, length, *where) for m, *where in measured)
+    lines = tuple(m.line(num_lines, length, subject.temperature, subject.chain) for m, subject in measured)
     about = (everything.sampler, everything.num_weights, burn_in, length, everything.settings)
     return Certificate(lines, notes, *about)
 

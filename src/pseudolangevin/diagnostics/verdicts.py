@@ -9,10 +9,10 @@ standard error s and the tolerance τ,
 
 A certificate fails when *any* line fails, so q_fail shares one false alarm in a hundred among all lines (Bonferroni).
 It passes only when *all* lines pass, so q_pass needs no such correction (an intersection-union test). Both are
-quantiles of Student's distribution. q_pass has one degree of freedom per effective sample; for averages along a chain
-q_fail has a fifth of that, because their autocorrelation time is estimated from the same draws. The effective samples
-of a short series are overestimated, so below 20 a line neither passes nor fails. Lines about the worst of many weights
-or directions have a bound on the deviation and a p-value of their own.
+quantiles of Student's distribution. q_pass has one degree of freedom per effective sample, q_fail a fifth for averages
+along a chain, whose autocorrelation time is estimated from the same draws. The effective samples of a short series are
+overestimated, so below 20 a line neither passes nor fails. Lines about the worst of many weights or directions have a
+bound on the deviation and a p-value of their own.
 """
 
 from __future__ import annotations
@@ -281,16 +281,17 @@ class Certificate:
             folder: run folder, for the command in the advice.
             verbose: all lines, instead of the worst line of every kind.
         """
-        rows = [("line", "T", "chain", "value ± error", "expected ± tolerance", "verdict", "" if verbose else "passed")]
+        titles = ("line", "T", "chain", "value ± error", "expected ± tolerance", "verdict", "" if verbose else "passed")
+        rows: list[tuple[str, ...]] = [titles]
         if verbose:
             rows += [_row(line.name, line, line.message) for line in self.lines]
         else:
             for kind in dict.fromkeys(line.kind for line in self.lines):
                 lines = [line for line in self.lines if line.kind == kind]
-                passed = f"{sum(line.passed for line in lines)} of {len(lines)}"
-                rows.append(_row(kind, max(lines, key=lambda line: line.badness), passed))
+                worst, num_passed = max(lines, key=lambda line: line.badness), sum(line.passed for line in lines)
+                rows.append(_row(kind, worst, f"{num_passed} of {len(lines)}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        pads = [str.rjust if "±" in title else str.ljust for title in rows[0]]
+        pads = [str.rjust if "±" in title else str.ljust for title in titles]
         text = [
             "  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, widths, strict=True)).rstrip() for row in rows
         ]
