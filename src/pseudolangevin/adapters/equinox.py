@@ -21,7 +21,7 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
     eqx = load_optional("equinox", "equinox")
     if not isinstance(module, eqx.Module):
         raise ValueError(f"module = {module!r} is not an equinox.Module; pass one, after its __init__")
-    stateful = tuple(getattr(eqx.nn, name) for name in ("BatchNorm", "SpectralNorm") if hasattr(eqx.nn, name))
+    stateful = (eqx.nn.BatchNorm, eqx.nn.SpectralNorm)
     special = (eqx.nn.Dropout, *stateful, eqx.nn.StateIndex)
     for path, layer in jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda node: isinstance(node, special))[0]:
         why, remedy = None, "call equinox.nn.inference_mode(module) first"

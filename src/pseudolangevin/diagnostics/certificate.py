@@ -189,11 +189,12 @@ def _single_weights(group: Subject) -> Measured:
     limit, num_draws = group.allowed.weight_tolerance, group.retained.sizes["draw"] * num_chains
     yield _extreme("mean of single weights", shift, 0.0, limit, remedy, num_draws)
 
-    def squared(means: Floats) -> float:
-        return float(np.mean(means.sum(axis=0) ** 2 - (means**2).sum(axis=0)) / (len(means) * (len(means) - 1)))
+    def squared(total: Floats, squares: Floats, num: int) -> Any:
+        return np.mean(total**2 - squares, axis=-1) / (num * (num - 1))
 
-    left_out = [squared(np.delete(shift, index, axis=0)) for index in range(num)]
-    numbers = (squared(shift), math.sqrt((num - 1) * float(np.var(left_out))), 0.0, (0.2 * limit) ** 2)
+    total, squares = shift.sum(axis=0), (shift**2).sum(axis=0)
+    error = math.sqrt((num - 1) * np.var(squared(total - shift, squares - shift**2, num - 1)))  # by leaving one out
+    numbers = (float(squared(total, squares, num)), error, 0.0, (0.2 * limit) ** 2)
     more: dict[str, Any] = {"effective_samples": max(20, num), "num_draws": num_draws}
     yield Measurement("squared mean of all weights", *numbers, remedy, "above", **more)
     own = (virial - _other_half(position) * gradient).reshape(num, -1) / group.temperature
