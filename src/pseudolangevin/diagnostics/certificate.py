@@ -468,7 +468,8 @@ def _of_samples(
         series |= {"direction_position": w @ directions.T, "direction_gradient": g @ directions.T}
     virial, sizes = (w - _other_half(w)) * g, [trees.num_weights(layer) for layer in trees.layers(one).values()]
     series |= {"virial_temperature": virial.mean(axis=2), "squared_norm": (w**2).sum(axis=2)}
-    series["layer_virial_temperature"] = np.add.reduceat(virial, np.cumsum([0, *sizes[:-1]]), axis=2) / sizes
+    by_layer = np.split(virial, np.cumsum(sizes)[:-1], axis=2)
+    series["layer_virial_temperature"] = np.stack([values.mean(axis=2) for values in by_layer], axis=2)
     series["status"] = np.zeros(shape, np.int32)
     trace = observables.trace({name: x[None] for name, x in series.items()}, [temperature], begin + 1 + draws, one)
     sets = np.where(draws >= first, 0, -1)
