@@ -231,12 +231,12 @@ class TorchText(torch.nn.Module):
         return self.head(hidden.mean(dim=1))
 
 
-@pytest.mark.parametrize("kind", ["max", "mean", "adaptive", "text"])
+@pytest.mark.parametrize("kind", ["max", "mean", "text"])
 def test_common_modules_of_pytorch_are_sampled_and_written_back(kind):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    pools = {"max": torch.nn.MaxPool2d(2), "mean": torch.nn.AvgPool2d(2, padding=1)}
-    module = TorchText() if kind == "text" else TorchVision(pools.get(kind, torch.nn.AdaptiveAvgPool2d(6)))
+    mean = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(6), torch.nn.AvgPool2d(2, stride=1, padding=1))
+    module = TorchText() if kind == "text" else TorchVision(torch.nn.MaxPool2d(2) if kind == "max" else mean)
     inputs = rng.integers(0, 11, (8, 5)) if kind == "text" else rng.normal(size=(8, 1, 12, 12)).astype(np.float32)
     module.eval()
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.arange(8) % 3)

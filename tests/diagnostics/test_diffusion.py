@@ -83,8 +83,8 @@ def test_kept_weights_have_the_right_steps_where_records_are_left_over():
 
 def test_a_timed_run_starts_after_the_first_refresh_and_ends_with_a_chain_that_fails():
     run = pl.Run(toy.sampler(refresh_every=16, warmup_refreshes=0, max_refresh_interval=16), temperatures=[1e-3])
-    timed = measure_diffusion(run, run.start(toy.weights(), 0), every=8, seconds=60, max_steps=64)
-    assert timed.num_steps == 64 - 24
+    timed = measure_diffusion(run, run.start(toy.weights(), 0), every=8, seconds=60, max_steps=320)
+    assert timed.num_steps == 320 - 24
     assert timed.refresh_seconds > 0
     broken = timed.states._replace(weights=jax.tree.map(lambda w: w * np.nan, timed.states.weights))
     after = measure_diffusion(run, broken, every=8, seconds=60, discard_steps=0)
