@@ -18,8 +18,8 @@ NUM_RECORDS = 37
 @pytest.fixture(scope="module")
 def result() -> pl.Result:
     sampler = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.2, momentum_retention=0.9)
-    lengths: dict[str, Any] = {"num_chains": 2, "num_steps": 5 * NUM_RECORDS, "record_every": 5}
-    return pl.sample(sampler, toy.weights(0.3), temperatures=[0.1, 0.2], **lengths, keep_weights_every=1, key=0)
+    settings: dict[str, Any] = {"temperatures": [0.1, 0.2], "num_chains": 2, "record_every": 5}
+    return pl.sample(sampler, toy.weights(0.3), num_steps=5 * NUM_RECORDS, **settings, keep_weights_every=1, key=0)
 
 
 def flat(tree) -> np.ndarray:

@@ -88,11 +88,11 @@ def moved(model):
 
 def test_flax_gradient_and_weights_written_back():
     module = FlaxNet(nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"drop \(Dropout\) drops 0.5 of its inputs at random.*module.eval\(\)"):
-        from_flax(module)
+    with pytest.raises(ValueError, match=r"changes its variable drop.rngs.count when called.*module.eval\(\)"):
+        gradient(from_flax(module), IMAGES)
     module.drop.deterministic = True
-    with pytest.raises(ValueError, match=r"norm \(BatchNorm\) normalises each example by its batch.*module.eval\(\)"):
-        from_flax(module)
+    with pytest.raises(ValueError, match=r"changes its variable norm.mean when called.*module.eval\(\)"):
+        gradient(from_flax(module), IMAGES)
     module.eval()
     model = from_flax(module)
 
@@ -107,19 +107,6 @@ def test_flax_gradient_and_weights_written_back():
     assert model.write_back(sampled) is module
     np.testing.assert_array_equal(module(IMAGES), predicted)
     assert set(model.weights["blocks"]) == {0, 1}
-
-
-def test_a_flax_module_that_draws_random_numbers_by_itself_is_rejected():
-    class Noisy(nnx.Module):
-        def __init__(self, rngs):
-            self.layer, self.rngs = nnx.Linear(4, 3, rngs=rngs), rngs
-
-        def __call__(self, inputs):
-            return self.layer(inputs) + jax.random.normal(self.rngs.noise(), (3,))
-
-    model = from_flax(Noisy(nnx.Rngs(0, noise=1)))
-    with pytest.raises(ValueError, match=r"changes its variable rngs.noise.count when called"):
-        pl.classification(model.apply).check(model.weights, pl.Dataset(np.ones((6, 4)), LABELS))
 
 
 def test_equinox_gradient_and_weights_written_back():
@@ -178,36 +165,30 @@ def test_torch_gradient_and_weights_written_back():
     np.testing.assert_array_equal(state["third.weight"].numpy(), sampled["second"]["weight"])
 
 
+class Wrong(torch.nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        self.layer, self.last = torch.nn.Linear(4, 4), last
+
+    def forward(self, inputs):
+        return self.last(self.layer(inputs))
+
+
 @pytest.mark.parametrize(
-    ("layer", "message"),
+    ("last", "message"),
     [
         (torch.nn.Softsign(), "cannot translate this module: .*; replace the layer"),
         (torch.nn.BatchNorm1d(4, track_running_stats=False), "normalises each example by its batch"),
+        (lambda hidden: hidden - torch.mean(hidden, 0), "depends on the other examples of its batch"),
+        (lambda hidden: torch.nn.functional.dropout(hidden, 0.5), "forgot to include a `rng`"),
     ],
 )
-def test_torch_layers_that_cannot_be_translated_are_rejected(layer, message):
-    module = torch.nn.Sequential(torch.nn.Linear(4, 4), layer).eval()
-    with pytest.raises(ValueError, match=message):
-        from_torch(module, np.ones((3, 4), np.float32) * np.arange(3, dtype=np.float32)[:, None])
-
-
-def test_torch_modules_that_mix_or_randomise_examples_are_rejected():
-    class Mixing(torch.nn.Module):
-        def __init__(self, noisy):
-            super().__init__()
-            self.layer, self.noisy = torch.nn.Linear(4, 4), noisy
-
-        def forward(self, inputs):
-            hidden = self.layer(inputs)
-            return torch.nn.functional.dropout(hidden, 0.5) if self.noisy else hidden - torch.mean(hidden, 0)
-
+def test_torch_modules_that_cannot_be_sampled_are_rejected(last, message):
     inputs = np.arange(12, dtype=np.float32).reshape(3, 4)
-    with pytest.raises(ValueError, match="depends on the other examples of its batch"):
-        from_torch(Mixing(noisy=False), inputs)
-    with pytest.raises(ValueError, match="forgot to include a `rng`"):
-        from_torch(Mixing(noisy=True), inputs)
+    with pytest.raises(ValueError, match=message):
+        from_torch(Wrong(last).eval(), inputs)
     with pytest.raises(ValueError, match="at least two examples"):
-        from_torch(Mixing(noisy=False), inputs[:1])
+        from_torch(Wrong(torch.relu).eval(), inputs[:1])
 
 
 @pytest.mark.parametrize(("adapt", "name"), [(from_flax, "nnx.Module"), (from_equinox, "equinox.Module")])
@@ -250,12 +231,12 @@ class TorchText(torch.nn.Module):
         return self.head(hidden.mean(dim=1))
 
 
-@pytest.mark.parametrize("kind", ["max", "mean", "adaptive", "text"])
+@pytest.mark.parametrize("kind", ["max", "mean", "text"])
 def test_common_modules_of_pytorch_are_sampled_and_written_back(kind):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    pools = {"max": torch.nn.MaxPool2d(2), "mean": torch.nn.AvgPool2d(2, padding=1)}
-    module = TorchText() if kind == "text" else TorchVision(pools.get(kind, torch.nn.AdaptiveAvgPool2d(6)))
+    mean = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(6), torch.nn.AvgPool2d(2, stride=1, padding=1))
+    module = TorchText() if kind == "text" else TorchVision(torch.nn.MaxPool2d(2) if kind == "max" else mean)
     inputs = rng.integers(0, 11, (8, 5)) if kind == "text" else rng.normal(size=(8, 1, 12, 12)).astype(np.float32)
     module.eval()
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.arange(8) % 3)

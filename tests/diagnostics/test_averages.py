@@ -18,17 +18,6 @@ def autoregressive(random, correlation, num_chains, num_draws):
     return lfilter([np.sqrt(1 - correlation**2)], [1, -correlation], kicks, axis=1)[:, 500:]
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-def test_effective_samples_of_an_autoregressive_series_are_known(correlation):
-    series = autoregressive(np.random.default_rng(0), correlation, 50, 4_000)
-    inefficiencies = np.array([len(row) / effective_samples(row) for row in series])
-    expected = (1 + correlation) / (1 - correlation)
-    # Geyer's sum is cut where noise begins and antithetic draws earn no credit, so white noise is a few per cent off.
-    assert abs(inefficiencies.mean() / expected - 1) < 0.06
-    four = series[:4]
-    assert average(four).effective_samples == pytest.approx(effective_samples(four, bulk=True), rel=0.15)
-
-
 @pytest.mark.parametrize(("num_chains", "correlation"), [(1, 0.0), (1, 0.8), (4, 0.8)])
 def test_standard_error_is_the_spread_of_repeated_means(num_chains, correlation):
     random = np.random.default_rng(1)

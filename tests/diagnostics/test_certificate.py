@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,13 @@ import pytest
 import xarray as xr
 
 import pseudolangevin as pl
-from pseudolangevin.diagnostics.certificate import Subject, Tolerances, _ensemble
+from pseudolangevin.diagnostics.certificate import Subject, _ensemble
 from pseudolangevin.diagnostics.verdicts import Line, Verdict
 
 from ..compilation import optimized
 from . import gaussian_toy as toy
 
-NUM_SEEDS = 8
+NUM_SEEDS = 5
 ENOUGH = toy.NUM_STEPS // 2  # steps within which a wrong run shows
 
 
@@ -28,7 +29,7 @@ def failed_names(certificate: pl.Certificate) -> set[str]:
 
 @pytest.fixture(scope="module")
 def correct_runs() -> pl.Result:
-    """Two temperatures, and two chains for each of eight seeds; chains do not depend on which others run."""
+    """Two temperatures, and two chains for each of five seeds; chains do not depend on which others run."""
     temperatures = (toy.TEMPERATURE, toy.TEMPERATURE * toy.SPACING)
     with optimized():
         return toy.run(toy.sampler(), num_chains=2 * NUM_SEEDS, temperatures=temperatures)
@@ -71,18 +72,15 @@ def test_every_kind_of_line_appears_where_the_run_has_what_it_needs(correct_run)
     assert where == {(t, c) for t in correct_run.trace["temperature"].values for c in (0, 1, None)}
 
 
-def test_a_temperature_wrong_by_five_per_cent_fails(correct_run):
-    for factor in (1.05, 0.95):
-        wrong = correct_run.trace["temperature"].values / factor
-        relabelled = replace(correct_run, trace=correct_run.trace.assign_coords(temperature=wrong))
-        assert {"kinetic temperature", "virial temperature"} & failed_names(pl.certificate(relabelled))
-
-
-def test_a_temperature_wrong_by_two_per_cent_does_not_pass(correct_runs):
+def test_a_wrong_temperature_fails_or_does_not_pass(correct_runs):
     for seed in range(NUM_SEEDS):
         run = toy.chains_of(correct_runs, [2 * seed, 2 * seed + 1])
-        wrong = run.trace["temperature"].values / 1.02
-        assert not pl.certificate(replace(run, trace=run.trace.assign_coords(temperature=wrong))).passed
+        for factor in (1.02, 1.05, 0.95)[: 3 if seed == 0 else 1]:
+            wrong = run.trace["temperature"].values / factor
+            certificate = pl.certificate(replace(run, trace=run.trace.assign_coords(temperature=wrong)))
+            assert not certificate.passed
+            if factor != 1.02:
+                assert {"kinetic temperature", "virial temperature"} & failed_names(certificate)
 
 
 class HalvedVariance(pl.pseudo_langevin):
@@ -97,16 +95,12 @@ class NoiseNotSubtracted(pl.pseudo_langevin):
         return moved._replace(gradient_variance=state.gradient_variance)
 
 
-class Offset(pl.pseudo_langevin):
-    """A constant error of one component of the gradient moves the mean of that weight by 1.3 standard deviations."""
+class OffsetAndFrozen(pl.pseudo_langevin):
+    """A constant error of one component of the gradient moves its mean by 1.3 deviations; another weight stays."""
 
     def gradient(self, weights, batch):
         gradient = super().gradient(weights, batch)
         return gradient | {"small": gradient["small"].at[7].add(1.3 * np.sqrt(toy.TEMPERATURE))}
-
-
-class Frozen(pl.pseudo_langevin):
-    """One weight does not move."""
 
     def unpack(self, state):
         moved = super().unpack(state)
@@ -117,25 +111,17 @@ class Frozen(pl.pseudo_langevin):
         return state.weights
 
 
-class ScaledGradient(pl.pseudo_langevin):
-    def gradient(self, weights, batch):
-        return jax.tree.map(lambda g: 0.9 * g, super().gradient(weights, batch))
-
-
 def once_measured(kind: type[pl.Sampler] = pl.pseudo_langevin, **settings) -> pl.Sampler:
     """A sampler that measures the gradient variance only at the start, where it is the same as anywhere."""
     return toy.sampler(kind, refresh_every=toy.NUM_STEPS, warmup_refreshes=0, **settings)
 
 
 @pytest.mark.parametrize(
-    ("kind", "ratio", "names"),
-    [
-        (HalvedVariance, 0.1, {"kinetic temperature"}),
-        (NoiseNotSubtracted, 0.1, {"kinetic temperature", "virial temperature"}),
-        (ScaledGradient, 0.01, {"virial temperature"}),
-    ],
+    ("kind", "names"),
+    [(HalvedVariance, {"kinetic temperature"}), (NoiseNotSubtracted, {"kinetic temperature", "virial temperature"})],
 )
-def test_a_wrong_sampler_fails_by_name(kind, ratio, names):
+def test_a_wrong_sampler_fails_by_name(kind, names):
+    ratio = 0.1
     sampler = once_measured(kind, temperature_ratio=ratio)
     temperature = toy.TEMPERATURE * 0.01 / ratio  # so that the masses are the same
     certificate = pl.certificate(toy.run(sampler, num_steps=ENOUGH, temperatures=[temperature]))
@@ -146,23 +132,11 @@ def test_a_wrong_sampler_fails_by_name(kind, ratio, names):
             assert line.value == pytest.approx(1 + 1.81 * ratio, abs=4 * line.uncertainty)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "weight"),
-    [(Frozen, "temperature of single weights", 3), (Offset, "mean of single weights", 160 + 7)],
-)
-def test_a_weight_that_is_frozen_or_shifted_does_not_pass(kind, name, weight):
-    certificate = pl.certificate(toy.run(once_measured(kind), num_steps=ENOUGH, num_chains=4))
-    (line,) = [line for line in certificate.lines if line.name == name]
-    assert not line.passed
-    assert f"weight {weight}," in line.message  # layers in alphabetical order
-
-
-def test_a_chain_that_has_not_equilibrated_fails():
-    """Masses a thousand times heavier: correct, but the weights need the full run to come down from their start."""
-    result = toy.run(once_measured(temperature_ratio=1e-5), start=toy.weights(3 * np.sqrt(toy.TEMPERATURE)))
-    certificate = pl.certificate(result)
-    assert certificate.verdict == "failed"
-    assert certificate.advice.startswith("run longer: num_steps=24000")
+def test_weights_that_are_frozen_or_shifted_do_not_pass():
+    certificate = pl.certificate(toy.run(once_measured(OffsetAndFrozen), num_steps=ENOUGH, num_chains=4))
+    wrong = {line.name: line.message for line in certificate.lines if not line.passed}
+    assert "weight 3," in wrong["temperature of single weights"]
+    assert "weight 167," in wrong["mean of single weights"]  # layers in alphabetical order: 160 weights are in `large`
 
 
 def test_too_few_samples_are_undecided_with_the_number_of_steps_that_are_needed(correct_run):
@@ -201,8 +175,9 @@ def test_a_relaxation_and_chains_that_disagree_fail(correct_run):
     slow = np.exp(-trace["draw"].values / 400)  # a slow part comes down while a fast part is at equilibrium
     trace["potential"][:] += slow * toy.NUM_WEIGHTS * toy.TEMPERATURE
     trace["squared_norm"][0, 1] += 4 * trace["squared_norm"][0, 0].std()
-    names = failed_names(pl.certificate(replace(correct_run, trace=trace)))
-    assert {"stationarity of U", "R-hat of |w|²"} <= names
+    certificate = pl.certificate(replace(correct_run, trace=trace))
+    assert {"stationarity of U", "R-hat of |w|²"} <= failed_names(certificate)
+    assert certificate.advice.startswith("run longer: num_steps=24000")
 
 
 def test_distant_temperatures_are_undecided_with_a_remedy_and_do_not_count(correct_run):
@@ -263,15 +238,8 @@ def test_bad_arguments_are_named(correct_run, wrong):
 
 
 def test_a_part_of_the_examples_is_not_enough_to_pass(short_run):
-    partial = pl.sample(
-        short_run.sampler,
-        toy.weights(),
-        temperatures=[toy.TEMPERATURE],
-        num_steps=24,
-        record_every=2,
-        observe_examples=10,
-        key=0,
-    )
+    options: dict[str, Any] = {"num_steps": 24, "record_every": 2, "observe_examples": 10, "key": 0}
+    partial = pl.sample(short_run.sampler, toy.weights(), temperatures=[toy.TEMPERATURE], **options)
     certificate = pl.certificate(partial)
     names = {line.name for line in certificate.lines}
     assert not any(name.startswith(("virial", "ensemble")) for name in names)
@@ -283,9 +251,8 @@ def test_a_part_of_the_examples_is_not_enough_to_pass(short_run):
 
 @pytest.mark.parametrize(("warmup_moves", "retained"), [(0, 10), (15, 5), (20, 0)])
 def test_the_warm_up_of_a_metropolis_chain_is_discarded(short_run, warmup_moves, retained):
-    sampler = pl.hybrid_monte_carlo(
-        toy.POTENTIAL, toy.dataset(), time_step=0.1, num_leapfrog_steps=2, warmup_moves=warmup_moves
-    )
+    settings = {"time_step": 0.1, "num_leapfrog_steps": 2, "warmup_moves": warmup_moves}
+    sampler = pl.hybrid_monte_carlo(toy.POTENTIAL, toy.dataset(), **settings)
     noisy = [name for name in short_run.trace if name.endswith("temperature_ratio")]
     trace = short_run.trace.drop_vars(noisy).isel(draw=slice(0, 20))
     result = replace(short_run, sampler=sampler, trace=trace.assign_coords(step=("draw", np.arange(1, 21))))
@@ -307,7 +274,7 @@ def energies_of(second: float, num: int = 300) -> list:
     series = {"potential": energies, "virial_temperature": energies, "status": 0 * energies}
     coords = {"temperature": [1.0, 1.2], "step": ("draw", np.arange(num))}
     trace = xr.Dataset({name: (dims, values) for name, values in series.items()}, coords)
-    return list(_ensemble(Subject(trace, None, "samples", {}, 200, Tolerances(), 0.0)))
+    return list(_ensemble(Subject(trace, trace, 200)))
 
 
 def test_energies_at_two_temperatures_are_compared_with_their_fluctuations():
@@ -316,9 +283,6 @@ def test_energies_at_two_temperatures_are_compared_with_their_fluctuations():
     assert abs(np.std(scores) - 1) < 4 / np.sqrt(80)
     (wrong,) = energies_of(1.26, 3_000)
     assert wrong.value == pytest.approx(0.26 / 1.26 * 1.2 / 0.2, abs=4 * wrong.standard_error)
-    (far,) = energies_of(3.0)
-    assert not far.required
-    assert "add a temperature between, next to 1: 1.2" in far.comment
 
 
 NUM_DRAWS = 1_000
@@ -338,9 +302,8 @@ def gaussian(num_weights: int = 40, num_chains: int = 4, **changes) -> dict:
 def test_correct_samples_of_another_library_pass():
     certificate = pl.certificate(**gaussian())
     assert certificate.passed, str(certificate)
-    assert {"mean of single weights", "temperature of directions", "fluctuations of U"} <= {
-        line.name for line in certificate.lines
-    }
+    names = {line.name for line in certificate.lines}
+    assert {"mean of single weights", "temperature of directions", "fluctuations of U"} <= names
     without_energies = {name: value for name, value in gaussian().items() if name != "energies"}
     assert pl.certificate(**without_energies).verdict != "failed"
 
@@ -393,9 +356,8 @@ def test_gradients_and_energies_are_computed_from_a_potential():
     rng = np.random.default_rng(0)
     w = (np.sqrt(toy.TEMPERATURE) * rng.normal(size=(2, 200, toy.NUM_WEIGHTS))).astype(np.float32)
     samples = {"small": w[..., :80], "large": w[..., 80:]}
-    certificate = pl.certificate(
-        weights=samples, potential=toy.POTENTIAL, dataset=toy.dataset(), temperature=toy.TEMPERATURE
-    )
+    about = {"potential": toy.POTENTIAL, "dataset": toy.dataset(), "temperature": toy.TEMPERATURE}
+    certificate = pl.certificate(weights=samples, **about)
     assert certificate.verdict != "failed"
     values = {line.name: line for line in certificate.lines if line.chain is None}
     assert values["virial temperature"].value == pytest.approx(1, abs=4 * values["virial temperature"].uncertainty)

@@ -15,7 +15,7 @@ def test_two_members_that_disagree():
     both = ClassPredictions(certain)
     np.testing.assert_allclose(both.mean_probabilities, [[0.5, 0.5], [0.9, 0.1]])
     shared = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
-    np.testing.assert_allclose(both.predictive_entropy, [np.log(2), shared])
+    np.testing.assert_allclose(both.total_uncertainty, [np.log(2), shared])
     assert ClassPredictions(certain[1:]).error([0, 0]) == 0.5
     np.testing.assert_allclose(both.negative_log_likelihood([1, 0]), -(np.log(0.5) + np.log(0.9)) / 2)
     # Two bins whose gaps between confidence and accuracy have opposite signs do not cancel.

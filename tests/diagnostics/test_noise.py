@@ -13,7 +13,7 @@ from pseudolangevin.diagnostics.noise import ks_fraction
 
 from . import gaussian_toy as toy
 
-DRAWS = 250
+DRAWS, KEY = 250, jax.random.key(0)
 
 
 def test_ks_fractions_of_gaussian_noise():
@@ -35,24 +35,25 @@ def one_state(result):
 
 
 def test_drawn_noise_is_standard_normal(short_run):
-    draws = noise.draw(short_run.sampler, one_state(short_run), 0, num_draws=DRAWS)
-    assert draws.noise.shape == (DRAWS, toy.NUM_WEIGHTS)
-    assert draws.num_silent == 0
+    drawn, ratios, num_silent = noise.draw(short_run.sampler, one_state(short_run), KEY, num_draws=DRAWS)
+    assert drawn.shape == (DRAWS, toy.NUM_WEIGHTS)
+    assert num_silent == 0
     # 𝒱 is measured from a few hundred mini-batches: its own error adds to that of the draws.
-    assert np.mean(draws.noise**2) == pytest.approx(1.0, abs=4 * np.sqrt(2 / toy.NUM_WEIGHTS) * np.sqrt(2 / 100))
-    np.testing.assert_allclose(draws.ratios, 0.01, rtol=1e-4)
-    assert noise.draw(short_run.sampler, one_state(short_run), 0, num_draws=10, max_components=7).noise.shape == (10, 7)
+    assert np.mean(drawn**2) == pytest.approx(1.0, abs=4 * np.sqrt(2 / toy.NUM_WEIGHTS) * np.sqrt(2 / 100))
+    np.testing.assert_allclose(ratios, 0.01, rtol=1e-4)
+    few = noise.draw(short_run.sampler, one_state(short_run), KEY, num_draws=10, max_components=7)[0]
+    assert few.shape == (10, 7)
 
 
 def test_silent_components_are_left_out_and_counted(short_run):
     state = one_state(short_run)
     variance = state.gradient_variance | {"small": jnp.zeros(80)}
-    draws = noise.draw(short_run.sampler, state._replace(gradient_variance=variance), 0, num_draws=10)
-    assert draws.num_silent == 80
-    assert np.isfinite(draws.noise).all()
+    drawn, _, num_silent = noise.draw(short_run.sampler, state._replace(gradient_variance=variance), KEY, num_draws=10)
+    assert num_silent == 80
+    assert np.isfinite(drawn).all()
     exact = pl.full_batch_langevin(short_run.sampler.potential, short_run.sampler.dataset, time_step=0.1)
     with pytest.raises(ValueError, match="full_batch_langevin"):
-        noise.draw(exact, state, 0)
+        noise.draw(exact, state, KEY)
 
 
 def test_consecutive_noise_is_what_the_steps_use(short_run):

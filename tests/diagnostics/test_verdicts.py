@@ -5,7 +5,7 @@ import pytest
 from scipy.signal import lfilter
 
 from pseudolangevin.diagnostics.averages import average
-from pseudolangevin.diagnostics.verdicts import Measurement, RunLength, Verdict, judge
+from pseudolangevin.diagnostics.verdicts import Measurement, RunLength, Verdict
 
 
 @pytest.mark.parametrize("true_samples", [1, 3, 8])
@@ -38,7 +38,7 @@ def test_the_rule_at_its_limits():
     assert verdict(0.2, 0.0, p_value=0.5) is Verdict.UNDECIDED
     assert verdict(np.nan, np.nan) is Verdict.UNDECIDED
     open_line = Measurement("toy", 0.05, 0.05, 0.0, 0.1, effective_samples=50, num_draws=100)
-    line = judge(open_line, 10, RunLength(100, 5, 500), temperature=None, chain=0)
+    line = open_line.line(10, RunLength(100, 5, 500), temperature=None, chain=0)
     assert "times as many samples" in line.message
     assert line.more_steps > 0
     assert RunLength(100, 5, 500).more_steps(1_000) == np.inf

@@ -2,13 +2,7 @@
 
 `from_equinox`, `from_flax` and `from_torch` return a `Model`. Layers that draw random numbers (dropout) or depend on
 other examples of the batch (batch norm) are rejected unless they are in evaluation mode: without a fixed function of
-the weights there is no potential U, hence no distribution exp(-U/T).
-
-Example:
-    >>> model = from_flax(module)  # doctest: +SKIP
-    >>> sampler = pl.balanced_langevin(pl.classification(model.apply), train)  # doctest: +SKIP
-    >>> result = pl.sample(sampler, model.weights, temperatures=1e-4, num_steps=10_000, key=0)  # doctest: +SKIP
-    >>> sampled = model.write_back(jax.tree.map(lambda w: w[0, 0], result.weights))  # doctest: +SKIP
+the weights there is no potential U, hence no distribution exp(-U/T). See docs/models.md.
 """
 
 from __future__ import annotations
@@ -49,11 +43,10 @@ class Model:
         return self.restore(weights)
 
 
-def layer_error(framework: str, path: str, layer: Any, why: str, remedy: str) -> ValueError:
+def layer_error(path: str, layer: Any, why: str, remedy: str) -> ValueError:
     """Return the error for a layer that cannot be sampled."""
-    name = f"{path} ({type(layer).__name__})" if path else type(layer).__name__
     reason = "without a fixed function of the weights there is no U, hence no exp(-U/T)"
-    return ValueError(f"the {framework} layer {name} {why}: {reason}; {remedy}")
+    return ValueError(f"the layer {path} ({type(layer).__name__}) {why}: {reason}; {remedy}")
 
 
 def load_optional(module: str, extra: str) -> Any:

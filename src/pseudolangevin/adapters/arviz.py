@@ -24,8 +24,8 @@ def to_arviz(result: Result, temperature: float | None = None) -> Any:
         result: result of `sample` or `load`.
         temperature: the temperature to select; default: all of them, as an additional dimension.
     """
-    physical = {"loss", "potential", "squared_norm", "error", "test_loss", "test_error"}
-    physical |= {"kinetic_temperature", "virial_temperature", "layer_virial_temperature"}
+    physical = ["loss", "potential", "squared_norm", "error", "test_loss", "test_error", "kinetic_temperature"]
+    physical += ["virial_temperature", "layer_virial_temperature"]
     sampled = [name for name in result.trace.data_vars if name in physical or name not in OBSERVABLES]
     groups = {"posterior": result.trace[sampled], "sample_stats": result.trace.drop_vars(sampled)}
     return _as_arviz(result, temperature, groups)
@@ -54,13 +54,11 @@ def samples_from_arviz(data: Any, weights: Weights, group: str = "posterior") ->
         weights: weights of one chain, for the structure and the shapes.
         group: name of the group.
     """
-    leaves = []
+    leaves, found = [], data.get(group, {})
     for name, leaf in named_leaves(weights):
-        try:
-            variable = data[group][name]
-        except KeyError:
-            known = "" if group not in data else f"; it has {sorted(map(str, data[group]))}"
-            raise ValueError(f"data has no variable {name!r} in a group {group!r}{known}") from None
+        if name not in found:
+            raise ValueError(f"data has no variable {name!r} in a group {group!r}; it has {sorted(map(str, found))}")
+        variable = found[name]
         if not {"chain", "draw"} <= set(variable.dims):
             raise ValueError(f"{name} has dimensions {variable.dims}; it needs (chain, draw, …)")
         if "temperature" not in variable.dims:

@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from .. import _trees
-from .._trees import Array, Weights
+from .._trees import Array, Weights, check_weights
 from . import Model, layer_error, load_optional
 
 
@@ -22,7 +21,7 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
     eqx = load_optional("equinox", "equinox")
     if not isinstance(module, eqx.Module):
         raise ValueError(f"module = {module!r} is not an equinox.Module; pass one, after its __init__")
-    stateful = tuple(getattr(eqx.nn, name) for name in ("BatchNorm", "SpectralNorm") if hasattr(eqx.nn, name))
+    stateful = (eqx.nn.BatchNorm, eqx.nn.SpectralNorm)
     special = (eqx.nn.Dropout, *stateful, eqx.nn.StateIndex)
     for path, layer in jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda node: isinstance(node, special))[0]:
         why, remedy = None, "call equinox.nn.inference_mode(module) first"
@@ -33,9 +32,9 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
         elif isinstance(layer, (*stateful, eqx.nn.StateIndex)) and state is None:
             why, remedy = "reads a state that was not given", "pass from_equinox(module, state)"
         if why is not None:
-            raise layer_error("Equinox", jax.tree_util.keystr(path, simple=True, separator="."), layer, why, remedy)
+            raise layer_error(jax.tree_util.keystr(path, simple=True, separator="."), layer, why, remedy)
     weights, rest = eqx.partition(module, eqx.is_inexact_array)
-    _trees.check_weights(weights)
+    check_weights(weights)
 
     def apply(weights: Weights, inputs: Any) -> Array:
         network: Any = eqx.combine(weights, rest)

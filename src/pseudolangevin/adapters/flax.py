@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .. import _trees
-from .._trees import Array, Weights
-from . import Model, layer_error, load_optional
+from .._trees import Array, Weights, check_weights
+from . import Model, load_optional
 
 
 def from_flax(module: Any) -> Model:
     """Return the Params of a Flax NNX module as a dictionary of weights, and the module as a function of them.
 
-    A module that changes a variable when called (a random stream, a running average) is rejected at its first call.
+    A module that changes a variable when called is rejected at its first call: dropout changes its random stream, batch
+    norm its running averages.
 
     Args:
         module: an `nnx.Module` in evaluation mode, called as module(inputs) on a batch.
@@ -25,20 +24,13 @@ def from_flax(module: Any) -> Model:
     if not isinstance(module, nnx.Module):
         remedy = "for the older flax.linen pass module.apply and its params straight to pl.classification"
         raise ValueError(f"module = {module!r} is not an nnx.Module; {remedy}")
-    for path, layer in nnx.iter_modules(module):
-        rate, why = getattr(layer, "rate", getattr(layer, "dropout_rate", 0.0)), None
-        if getattr(layer, "deterministic", True) is False and isinstance(rate, int | float) and rate > 0:
-            why = f"drops {rate:g} of its inputs at random"
-        elif getattr(layer, "use_running_average", True) is False:
-            why = "normalises each example by its batch"
-        if why is not None:
-            raise layer_error("Flax", ".".join(map(str, path)), layer, why, "call module.eval() first")
     definition, params, rest = nnx.split(module, nnx.Param, ...)
     # Copies: the module may be trained further, and its buffers donated, while chains run.
     weights = jax.tree.map(jnp.array, nnx.to_pure_dict(params))
-    _trees.check_weights(weights)
+    check_weights(weights)
 
-    copied = partial(jax.tree.map, lambda leaf: leaf)  # new variables, so that a call never changes the module's
+    def copied(state: Any) -> Any:  # new variables, so that a call never changes the module's
+        return jax.tree.map(lambda leaf: leaf, state)
 
     def filled(weights: Weights) -> Any:
         state = copied(params)

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _trees
-from .._trees import Array, Weights
+from .._trees import Array, Weights, check_weights, named_leaves
 from . import Model, layer_error, load_optional
 
 
@@ -37,7 +36,7 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
     for name, parameter in parameters.items():
         layer, _, tensor = name.rpartition(".")
         (weights.setdefault(layer, {}) if layer else weights)[tensor] = _as_array(parameter)
-    _trees.check_weights(weights)
+    check_weights(weights)
     # A parameter shared by two layers has two names in the state_dict, and one here.
     owner = {id(parameter): name for name, parameter in parameters.items()}
     state = module.state_dict(keep_vars=True)
@@ -46,13 +45,13 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
     translated = torch2jax.t2j(module)
 
     def apply(weights: Weights, inputs: Any) -> Array:
-        flat = dict(_trees.named_leaves(weights))
+        flat = dict(named_leaves(weights))
         arguments = jax.tree.map(jnp.asarray, inputs if isinstance(inputs, tuple) else (inputs,))
         return translated(*arguments, state_dict=fixed | {name: flat[origin] for name, origin in source.items()})
 
     def restore(weights: Weights) -> Any:
         with torch.no_grad():
-            for name, value in _trees.named_leaves(weights):
+            for name, value in named_leaves(weights):
                 parameters[name].copy_(torch.from_numpy(np.array(value)))
         return module
 
@@ -122,17 +121,15 @@ def _as_array(tensor: Any) -> Array:
 
 def _check_layers(kinds: Any, module: Any) -> None:
     for name, layer in module.named_modules():
-        remedy = "call module.eval() first"
         share = layer.p if isinstance(layer, kinds.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
         if layer.training and isinstance(share, int | float) and share > 0:
-            raise layer_error("PyTorch", name, layer, f"drops {share:g} of its inputs at random", remedy)
+            raise layer_error(name, layer, f"drops {share:g} of its inputs at random", "call module.eval() first")
         if isinstance(layer, kinds.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
-            if layer.running_mean is None:
-                remedy = "build it with track_running_stats=True, then eval()"
-            raise layer_error("PyTorch", name, layer, "normalises each example by its batch", remedy)
+            remedy = "build it with track_running_stats=True, and call module.eval() first"
+            raise layer_error(name, layer, "normalises each example by its batch", remedy)
         if buffers := ", ".join(sorted(layer._non_persistent_buffers_set)):
             why = f"has buffers outside its state_dict ({buffers}), which torch2jax cannot translate"
-            raise ValueError(f"the PyTorch layer {name or layer} {why}; register them with persistent=True")
+            raise ValueError(f"the layer {name or layer} {why}; register them with persistent=True")
 
 
 def _compare(torch: Any, module: Any, model: Model, inputs: Any, tolerance: float) -> None:

@@ -19,11 +19,8 @@ from ..samplers.base import HEALTHY
 Floats = NDArray[np.float64]
 Draws = TypeVar("Draws", xr.Dataset, Floats)
 
-DEFAULT_DISCARD = 0.5
-"""Share of the records at the start of a run that averages leave out, while the chains equilibrate."""
-
-MIN_EFFECTIVE_SAMPLES = 20
-"""Effective samples below which an estimated error is not reliable: nothing passes, and nothing fails by it."""
+DEFAULT_DISCARD = 0.5  # share of the records at the start of a run that averages leave out
+MIN_EFFECTIVE_SAMPLES = 20  # with fewer, an estimated error is not reliable: nothing passes, and nothing fails by it
 
 
 class Average(NamedTuple):
@@ -39,12 +36,7 @@ class Average(NamedTuple):
 
 
 def average(values: ArrayLike, *, burn_in: float = 0.0) -> Average:
-    """Return the mean of values (draw,) or (chain, draw), without the share `burn_in` at the start of every chain.
-
-    Example:
-        >>> average([1.0, 3.0, 1.0, 3.0, 1.0, 3.0]).mean
-        2.0
-    """
+    """Return the mean of values (draw,) or (chain, draw), without the share `burn_in` at the start of every chain."""
     chains = kept(as_chains(values), burn_in)
     mean = float(chains.mean()) if chains.size else math.nan
     effective = effective_samples(chains)
@@ -72,9 +64,8 @@ def rhat(values: ArrayLike) -> float:
     if chains.shape[0] < 2 or chains.shape[1] < 4 or not np.isfinite(chains).all():
         return math.nan
     split = _split(chains)
-    folded = np.abs(split - np.median(split))
     found = []
-    for scores in map(_normal_scores, (split, folded)):
+    for scores in map(_normal_scores, (split, np.abs(split - np.median(split)))):
         within, between = scores.var(axis=1, ddof=1).mean(), scores.mean(axis=1).var(ddof=1)
         found.append(math.sqrt(between / within + 1 - 1 / scores.shape[1]) if within > 0 else math.nan)
     return max(found)
@@ -134,23 +125,15 @@ def drift(series: ArrayLike) -> Drift:
     num = len(values)
     if num < 12 or not np.isfinite(values).all():
         return Drift(math.nan, math.nan, math.nan, math.nan)
-    time = np.arange(num) - (num - 1) / 2
-    slope = float(time @ values / (time @ time))
-    residual = values - values.mean() - slope * time
-    fluctuation = float(residual.std(ddof=2))
-    effective = effective_samples(residual)
-    third = num // 3
+    time, third = np.arange(num) - (num - 1) / 2, num // 3
+    residual = values - values.mean() - (time @ values / (time @ time)) * time
+    fluctuation, effective = float(residual.std(ddof=2)), effective_samples(residual)
     change = float(values[-third:].mean() - values[:third].mean())
     return Drift(change, fluctuation * math.sqrt(2 * num / (third * effective)), fluctuation, effective)
 
 
 def plus_minus(value: float, error: float = math.nan, *, percent: bool = False) -> str:
-    """Return 'value ± error' with two digits of the error; the value alone where the error is not a positive number.
-
-    Example:
-        >>> plus_minus(0.32491, 0.00117), plus_minus(1.2345e-5, 3.1e-7), plus_minus(0.0123, 0.004, percent=True)
-        ('0.3249 ± 0.0012', '(1.234 ± 0.031)e-05', '1.23 ± 0.40 %')
-    """
+    """Return text like '0.3249 ± 0.0012', with two digits of the error; the value alone without a positive error."""
     if percent:
         return f"{plus_minus(100 * value, 100 * error)} %"
     if not math.isfinite(value):
@@ -174,15 +157,10 @@ def _ess(chains: Floats) -> float:
     total = covariance[0] + (chains.mean(axis=1).var(ddof=1) if num_chains > 1 else 0.0)
     rho = 1 - (within - covariance) / total
     rho[0] = 1.0
-    end = 1  # Geyer: the sums of pairs are positive, and decrease
-    while end < num - 3 and rho[end - 1] + rho[end] > 0:
-        end += 2
-    if rho[end - 1] + rho[end] < 0:
-        rho[end - 1 : end + 1] = max(0.0, rho[end - 1]), 0.0
-    for t in range(1, end - 3, 2):
-        if rho[t + 1] + rho[t + 2] > rho[t - 1] + rho[t]:
-            rho[t + 1 : t + 3] = (rho[t - 1] + rho[t]) / 2
-    time = -1 + 2 * rho[: end - 1].sum() + max(0.0, rho[end - 1])
+    # Geyer: only the first sums of pairs are used, as long as they are positive, and they decrease.
+    pairs = rho[: 2 * len(range(1, num - 3, 2))].reshape(-1, 2).sum(axis=1)
+    count = int(np.logical_and.accumulate(pairs > 0).sum())
+    time = -1 + 2 * np.minimum.accumulate(pairs[:count]).sum() + max(0.0, rho[2 * count])
     return num_chains * num / max(float(time), 1 / math.log10(num_chains * num))
 
 
@@ -193,7 +171,7 @@ def _split(chains: Floats) -> Floats:
 
 def _normal_scores(chains: Floats) -> Floats:
     """Return the ranks of all values, as quantiles of a normal distribution."""
-    from scipy import special, stats  # noqa: PLC0415
+    from scipy import special, stats  # noqa: PLC0415 (slow to import)
 
     ranks = stats.rankdata(chains, method="average").reshape(chains.shape)
     return special.ndtri((ranks - 0.375) / (chains.size + 0.25))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,91 +30,80 @@ from ..placement import to_host
 from ..potential import Potential
 from ..samplers.base import HEALTHY, Status
 from .averages import MIN_EFFECTIVE_SAMPLES, Floats, as_chains, average, drift, effective_samples, kept, rhat
-from .verdicts import Certificate, Measurement, RunLength, independent, judge
+from .verdicts import Certificate, Measurement, RunLength, independent
 
 if TYPE_CHECKING:
     from ..chains import Result
 
 Measured: TypeAlias = Iterator[Measurement | str]
+SERIES = (("U", "potential"), ("|w|²", "squared_norm"))
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Largest acceptable biases; see `certificate`."""
+    """Largest acceptable biases."""
 
-    tolerance: float = 0.02
-    chain_tolerance: float = 0.05
-    layer_tolerance: float = 0.1
-    weight_tolerance: float = 0.5
-    bias_tolerance: float = 0.01
+    tolerance: float = 0.02  # virial temperature of all chains; times 1.5 kinetic, times 15 fluctuations of U
+    chain_tolerance: float = 0.05  # temperatures and drifts of single chains
+    layer_tolerance: float = 0.1  # temperatures of layers
+    weight_tolerance: float = 0.5  # means of weights in standard deviations; times 1.2 directions, and temperatures
+    bias_tolerance: float = 0.01  # predicted biases of loss and |w|²
     rhat_tolerance: float = 0.05
-    ensemble_tolerance: float = 0.2
+    ensemble_tolerance: float = 0.2  # slope of ln[P2(U)/P1(U)]
 
 
 @dataclass(frozen=True)
 class Subject:
     """One chain, or all healthy chains at a temperature, from this package or another."""
 
-    trace: xr.Dataset  # all draws; its virial temperatures are about a reference point
-    blocks: Floats | None  # block means of w, g, w·g, w² after the burn-in, (temperature, chain, block, 4, weight)
-    sampler: str
-    settings: dict[str, Any]
+    trace: xr.Dataset  # all draws; virial temperatures are about a reference point
+    retained: xr.Dataset  # draws after the burn-in and the warm-up
     num_weights: int
-    allowed: Tolerances
-    burn_in: float
+    blocks: Floats | None = None  # block means of w, g, w·g, w², (temperature, chain, block, 4, weight)
+    sampler: str = "samples"
+    settings: dict[str, Any] = field(default_factory=dict)
     has_temperature: bool = True
     seconds: float = math.nan  # time that the run took
+    allowed: Tolerances = Tolerances()
     position: int = 0  # index of the temperature
     chain: int | None = None  # index of the chain; None for all chains
-
-    @property
-    def warmup(self) -> int:
-        """Moves during which a Metropolis chain adapts its time step, and has no stationary distribution."""
-        return int(self.settings.get("warmup_moves") or 0)
-
-    @cached_property
-    def retained(self) -> xr.Dataset:
-        """Draws after burn-in and warm-up."""
-        trace = kept(self.trace, self.burn_in)
-        return trace.isel(draw=np.asarray(trace["step"].values) > self.warmup)
 
     @property
     def temperature(self) -> float | None:
         """Temperature T; None for a sampler without temperature."""
         return float(self.trace["temperature"].values[self.position]) if self.has_temperature else None
 
-    @cached_property
-    def healthy(self) -> np.ndarray:
-        """Whether each chain at the temperature had not failed by the last record."""
-        return np.isin(self.trace["status"].values[self.position, :, -1], HEALTHY)
+    @property
+    def chains(self) -> np.ndarray:
+        """Indices of the chains that had not failed by the last record."""
+        healthy = np.flatnonzero(np.isin(self.trace["status"].values[self.position, :, -1], HEALTHY))
+        return healthy if self.chain is None else healthy[healthy == self.chain]
 
     def has(self, *names: str) -> bool:
         """Return whether there are retained draws of variables, from chains that did not fail."""
-        usable = self.healthy.any() if self.chain is None else self.healthy[self.chain]
-        return bool(usable and all(name in self.retained for name in names) and self.retained.sizes["draw"])
+        return bool(self.chains.size and self.retained.sizes["draw"] and set(names) <= set(self.retained))
 
     def values(self, name: str) -> Floats:
         """Return the retained draws of a variable, (chain, draw, …), of this chain or of all healthy chains."""
-        chains = np.flatnonzero(self.healthy) if self.chain is None else [self.chain]
-        return np.asarray(self.retained[name].values[self.position][chains], np.float64)
+        return np.asarray(self.retained[name].values[self.position][self.chains], np.float64)
 
 
 def _mean(name: str, values: Floats, expected: float, tolerance: float, remedy: str) -> Measurement:
     """Return the measurement of an average over (chain, draw)."""
     value, error, samples = average(values)
     counts: dict[str, Any] = {"effective_samples": samples, "num_draws": values.size}
-    return Measurement(name, value, error, expected, tolerance, remedy=remedy, **counts)
+    return Measurement(name, value, error, expected, tolerance, remedy, **counts)
 
 
 def _temperatures(subject: Subject) -> Measured:
     """Kinetic and virial temperatures: of one chain, to find a bad one; of all chains, to find a small bias."""
-    if subject.chain is not None:
+    one, allowed = subject.chain is not None, subject.allowed
+    if one:
         status = Status(int(subject.trace["status"].values[subject.position, subject.chain, -1]))
         expected = status if status.healthy else Status.RUNNING
-        yield Measurement("status", float(status), 0.0, float(expected), 0.0, remedy=status.explanation)
+        yield Measurement("status", float(status), 0.0, float(expected), 0.0, status.explanation)
     if subject.temperature is None:
         return
-    one, allowed = subject.chain is not None, subject.allowed
     remedy = "weights are not at T: not equilibrated, heated by mini-batch noise, or the gradient is wrong"
     other = "momenta are not at T: the time step or temperature_ratio is too large, or the noise is wrong"
     for name, factor, why in (("kinetic temperature", 1.5, other), ("virial temperature", 1.0, remedy)):
@@ -124,16 +113,16 @@ def _temperatures(subject: Subject) -> Measured:
             harmless = 0.1 * (2.5 if one else factor) * math.sqrt(2 / subject.num_weights)
             yield _mean(name, subject.values(variable) / subject.temperature, 1.0, max(limit, harmless), why)
     if not one and subject.has("layer_virial_temperature") and subject.trace.sizes["layer"] > 1:
-        layers = subject.values("layer_virial_temperature") / subject.temperature
-        for index, layer in enumerate(subject.trace["layer"].values):
-            harmless = 0.25 * math.sqrt(2 / float(subject.trace["layer_size"].values[index]))
-            name, limit = f"virial temperature of layers, {layer}", max(allowed.layer_tolerance, harmless)
-            yield _mean(name, layers[..., index], 1.0, limit, remedy)
+        layers = np.moveaxis(subject.values("layer_virial_temperature") / subject.temperature, 2, 0)
+        names, sizes = (subject.trace[name].values for name in ("layer", "layer_size"))
+        for layer, size, values in zip(names, sizes, layers, strict=True):
+            limit = max(allowed.layer_tolerance, 0.25 * math.sqrt(2 / size))
+            yield _mean(f"virial temperature of layers, {layer}", values, 1.0, limit, remedy)
 
 
 def _stationarity(chain: Subject) -> Measured:
     """Change of U in units of N·T/2, and relative change of |w|², from the first third of the draws to the last."""
-    for name, variable in (("U", "potential"), ("|w|²", "squared_norm")):
+    for name, variable in SERIES:
         if chain.has(variable):
             (values,) = chain.values(variable)
             unit = abs(float(values.mean()))
@@ -143,21 +132,23 @@ def _stationarity(chain: Subject) -> Measured:
             # In a small system thermal fluctuations exceed the tolerance; a drift within them is acceptable.
             tolerance = float(np.fmax(chain.allowed.chain_tolerance, fluctuation))
             remedy = "the chain still drifts: run it longer, or discard more with burn_in"
-            number = partial(Measurement, effective_samples=samples, num_draws=len(values), settles=True)
-            yield number(f"stationarity of {name}", change, error, 0.0, tolerance, remedy=remedy)
+            counts: dict[str, Any] = {"effective_samples": samples, "num_draws": len(values), "settles": True}
+            yield Measurement(f"stationarity of {name}", change, error, 0.0, tolerance, remedy, **counts)
 
 
 def _acceptance(chain: Subject) -> Measured:
     if chain.has("acceptance"):
         value = float(chain.values("acceptance")[0, -1])  # the trace holds the share since the warm-up
-        steps = np.asarray(chain.retained["step"].values)
+        steps = chain.retained["step"].values
         num_moves = max(1.0, float(steps[-1] - steps[0]))
         error = math.sqrt(max(value * (1 - value), 1 / num_moves) / num_moves)
         remedy = "moves are rejected too often for the averages to be trusted; shorten the time step"
-        yield Measurement("acceptance", value, error, 0.2, 0.0, "below", num_draws=len(steps), remedy=remedy)
+        yield Measurement("acceptance", value, error, 0.2, 0.0, remedy, "below", num_draws=len(steps))
 
 
-def _extreme(name: str, draws: Floats, expected: float, tolerance: float, what: str, **more: Any) -> Measurement:
+def _extreme(
+    name: str, draws: Floats, expected: float, tolerance: float, remedy: str, num_draws: int, side: Any = "both"
+) -> Measurement:
     """Return the measurement of the column of `draws` (sample, column) whose mean may be farthest from expected.
 
     It passes if all columns are within the tolerance with 95 % confidence each, and fails if one is not, with the
@@ -165,15 +156,16 @@ def _extreme(name: str, draws: Floats, expected: float, tolerance: float, what: 
     """
     num, columns = draws.shape
     mean, error = draws.mean(axis=0), draws.std(axis=0, ddof=1) / math.sqrt(num)
-    away = expected - mean if more.get("side") == "below" else np.abs(mean - expected)
+    away = expected - mean if side == "below" else np.abs(mean - expected)
     reach = away + stats.t.isf(0.05, num - 1) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         score = np.where(error > 0, (away - tolerance) / error, np.where(away > tolerance, np.inf, -np.inf))
-    p_value = min(1.0, 2 * columns * float(stats.t.sf(score.max(), num - 1)))
+    p_value, bound = min(1.0, 2 * columns * float(stats.t.sf(score.max(), num - 1))), float(reach.max())
     worst = int(score.argmax() if p_value < 1e-3 else reach.argmax())
-    more |= {"bound": float(reach.max()), "p_value": p_value, "longer": max((float(reach.max()) / tolerance) ** 2, 1.1)}
-    more["comment"] = f"{what} {worst}, the worst of {columns}"
-    return Measurement(name, float(mean[worst]), float(error[worst]), expected, tolerance, **more)
+    more: dict[str, Any] = {"bound": bound, "p_value": p_value, "longer": max((bound / tolerance) ** 2, 1.1)}
+    more["comment"] = f"{'direction' if 'directions' in name else 'weight'} {worst}, the worst of {columns}"
+    numbers = (float(mean[worst]), float(error[worst]), expected, tolerance)
+    return Measurement(name, *numbers, remedy, side, num_draws=num_draws, **more)
 
 
 def _single_weights(group: Subject) -> Measured:
@@ -184,37 +176,38 @@ def _single_weights(group: Subject) -> Measured:
     """
     if group.temperature is None or group.blocks is None:
         return
-    blocks = group.blocks[group.position][group.healthy]
+    blocks = group.blocks[group.position][group.chains]
     num_chains, num_blocks = blocks.shape[:2]
-    if num_chains * num_blocks < 4 or num_blocks < 2 or not np.isfinite(blocks).all():
-        enough = partial(Measurement, enough=True, side="below", longer=16 / max(1, num_blocks))
-        yield enough("mean of single weights", float(num_chains * num_blocks), 0.0, 4.0, 0.0, num_draws=0)
+    if (num := num_chains * num_blocks) < 4 or num_blocks < 2 or not np.isfinite(blocks).all():
+        enough: dict[str, Any] = {"side": "below", "enough": True, "longer": 16 / max(1, num_blocks), "num_draws": 0}
+        yield Measurement("mean of single weights", float(num), 0.0, 4.0, 0.0, **enough)
         return
     position, gradient, virial, square = np.moveaxis(blocks, 2, 0)
     deviation = np.sqrt(np.maximum(square.mean(axis=1) - position.mean(axis=1) ** 2, 0.0).mean(axis=0))
-    shift = (gradient * deviation / group.temperature).reshape(num_chains * num_blocks, -1)
+    shift = (gradient * deviation / group.temperature).reshape(num, -1)
     remedy = "the mean gradient of a weight is not 0: its gradient is wrong, or some examples are drawn too often"
-    limit = group.allowed.weight_tolerance
-    shared: dict[str, Any] = {"num_draws": group.retained.sizes["draw"] * num_chains}
-    yield _extreme("mean of single weights", shift, 0.0, limit, "weight", remedy=remedy, **shared)
+    limit, num_draws = group.allowed.weight_tolerance, group.retained.sizes["draw"] * num_chains
+    yield _extreme("mean of single weights", shift, 0.0, limit, remedy, num_draws)
 
-    def squared(means: Floats) -> float:
-        return float(np.mean(means.sum(axis=0) ** 2 - (means**2).sum(axis=0)) / (len(means) * (len(means) - 1)))
+    def squared(total: Floats, squares: Floats, num: int) -> Any:
+        return np.mean(total**2 - squares, axis=-1) / (num * (num - 1))
 
-    left_out = [squared(np.delete(shift, index, axis=0)) for index in range(len(shift))]
-    error = math.sqrt((len(shift) - 1) * float(np.var(left_out)))
-    more: dict[str, Any] = {"effective_samples": max(20, len(shift)), "side": "above", "remedy": remedy, **shared}
-    yield Measurement("squared mean of all weights", squared(shift), error, 0.0, (0.2 * limit) ** 2, **more)
-    own = (virial - _other_half(position) * gradient).reshape(num_chains * num_blocks, -1) / group.temperature
+    total, squares = shift.sum(axis=0), (shift**2).sum(axis=0)
+    error = math.sqrt((num - 1) * np.var(squared(total - shift, squares - shift**2, num - 1)))  # by leaving one out
+    numbers = (float(squared(total, squares, num)), error, 0.0, (0.2 * limit) ** 2)
+    more: dict[str, Any] = {"effective_samples": max(20, num), "num_draws": num_draws}
+    yield Measurement("squared mean of all weights", *numbers, remedy, "above", **more)
+    own = (virial - _other_half(position) * gradient).reshape(num, -1) / group.temperature
     remedy = "a weight is frozen or too hot: it does not move, or its noise is wrong"
-    yield _extreme("temperature of single weights", own, 1.0, 1.2 * limit, "weight", remedy=remedy, **shared)
+    yield _extreme("temperature of single weights", own, 1.0, 1.2 * limit, remedy, num_draws)
 
 
 def _other_half(position: Floats) -> Floats:
     """Return, for values (chain, time, …), the mean over the other half of the chain's time, as a reference point."""
-    half = position.shape[1] // 2
-    first, second = (part.mean(axis=1, keepdims=True) for part in (position[:, :half], position[:, half:]))
-    return np.concatenate([np.repeat(second, half, 1), np.repeat(first, position.shape[1] - half, 1)], axis=1)
+    reference, half = np.empty_like(position), position.shape[1] // 2
+    reference[:, :half] = position[:, half:].mean(axis=1, keepdims=True)
+    reference[:, half:] = position[:, :half].mean(axis=1, keepdims=True)
+    return reference
 
 
 def _directions(group: Subject) -> Measured:
@@ -226,21 +219,18 @@ def _directions(group: Subject) -> Measured:
     names = ("direction_position", "direction_gradient")
     if group.temperature is None or not group.has(*names):
         return
-    sets, counts = np.unique(group.retained["direction_set"].values, return_counts=True)
-    used = group.retained["direction_set"].values == sets[np.where(sets < 0, 0, counts).argmax()]
-    position, gradient = (group.values(name)[:, used] for name in names)
-    if position.shape[1] < MIN_EFFECTIVE_SAMPLES or sets.max() < 0:
+    sets = group.retained["direction_set"].values
+    known, counts = np.unique(sets[sets >= 0], return_counts=True)
+    if not known.size or max(counts) < MIN_EFFECTIVE_SAMPLES:
         return
+    position, gradient = (group.values(name)[:, sets == known[counts.argmax()]] for name in names)
     own = (position - _other_half(position)) * gradient / group.temperature
-    deviation = position.std(axis=1, keepdims=True).mean(axis=0, keepdims=True)
-    shift = gradient * deviation / group.temperature
-    limit = group.allowed.weight_tolerance
-    shared: dict[str, Any] = {"num_draws": position.shape[0] * position.shape[1]}
+    shift = gradient * position.std(axis=1).mean(axis=0) / group.temperature
+    limit, num_draws = 1.2 * group.allowed.weight_tolerance, own[..., 0].size
     remedy = "the mean gradient along a collective direction is not 0: some examples are drawn too often"
-    yield _extreme("mean along directions", _batched(shift), 0.0, 1.2 * limit, "direction", remedy=remedy, **shared)
+    yield _extreme("mean along directions", _batched(shift), 0.0, limit, remedy, num_draws)
     remedy = "a collective direction is frozen: trajectories return to their start, or masses are too large"
-    side: dict[str, Any] = {"side": "below", "remedy": remedy, **shared}
-    yield _extreme("temperature of directions", _batched(own), 1.0, 1.2 * limit, "direction", **side)
+    yield _extreme("temperature of directions", _batched(own), 1.0, limit, remedy, num_draws, "below")
     if group.num_weights < 4 * own.shape[2]:
         return  # the directions are all there is, or nearly
     remedy = "mini-batch noise heats collective directions; lower temperature_ratio, or use balanced_langevin"
@@ -259,15 +249,12 @@ def _batched(draws: Floats, num: int = 16) -> Floats:
 
 def _fluctuations(group: Subject) -> Measured:
     """Covariance of U and the virial, which is N·T² by Stein's identity; it sees energies that fluctuate too little."""
-    if group.temperature is None or not group.has("potential", "virial_temperature"):
+    names = ("potential", "virial_temperature")
+    if group.temperature is None or not group.has(*names) or group.retained.sizes["draw"] < 4:
         return
-    energy, virial = (group.values(name) for name in ("potential", "virial_temperature"))
-    if energy.shape[1] < 4:
-        return
-    deviations = [values - values.mean(axis=1, keepdims=True) for values in (energy, virial)]
-    products = deviations[0] * deviations[1] / group.temperature**2
+    energy, virial = (values - values.mean(axis=1, keepdims=True) for values in map(group.values, names))
     remedy = "energies do not fluctuate as at T: momenta are not refreshed, or chains are stuck"
-    yield _mean("fluctuations of U", products, 1.0, 15 * group.allowed.tolerance, remedy)
+    yield _mean("fluctuations of U", energy * virial / group.temperature**2, 1.0, 15 * group.allowed.tolerance, remedy)
 
 
 def _samples(group: Subject) -> Measured:
@@ -282,10 +269,13 @@ def _samples(group: Subject) -> Measured:
             comment = "U is not known: record without observe_examples"
             yield enough("observed examples", observed, expected=num, comment=comment, longer=0.0)
     if not group.retained.sizes["draw"]:
-        longer = group.warmup / int(group.trace["step"].values[-1]) + 1
-        comment = f"all records are from the warm-up of {group.warmup} moves"
+        warmup = group.settings["warmup_moves"]
+        longer, comment = (
+            warmup / int(group.trace["step"][-1]) + 1,
+            f"all records are from the warm-up of {warmup} moves",
+        )
         yield enough("retained draws", 0.0, expected=1.0, num_draws=0, longer=longer, comment=comment)
-    for name, variable in (("U", "potential"), ("|w|²", "squared_norm")):
+    for name, variable in SERIES:
         if not group.has(variable):
             continue
         chains, p_value = group.values(variable), 1.0
@@ -303,8 +293,9 @@ def _samples(group: Subject) -> Measured:
             statistic = float(np.sum(((means - chains.mean()) / errors) ** 2)) / freedom
             p_value = float(stats.f.sf(statistic, freedom, independent(samples) - 1))
         remedy = "chains disagree: each explores a region of its own; run longer"
-        counts |= {"effective_samples": samples, "p_value": p_value, "remedy": remedy}
-        yield Measurement(f"R-hat of {name}", rhat(chains), 0.0, 1.0, group.allowed.rhat_tolerance, "above", **counts)
+        counts |= {"effective_samples": samples, "p_value": p_value}
+        limit = group.allowed.rhat_tolerance
+        yield Measurement(f"R-hat of {name}", rhat(chains), 0.0, 1.0, limit, remedy, "above", **counts)
 
 
 def _ensemble(group: Subject) -> Measured:
@@ -318,12 +309,12 @@ def _ensemble(group: Subject) -> Measured:
         return
     if len(temperatures) < 2:
         yield "the ensemble check needs two temperatures close to each other"
-    hotter = [replace(group, position=int(t)) for t in np.argsort(temperatures) if temperatures[t] > first]
-    hotter = [other for other in hotter if other.has("potential")]
-    if not hotter:
+    hotter = (replace(group, position=int(t)) for t in np.argsort(temperatures) if temperatures[t] > first)
+    other = next((other for other in hotter if other.has("potential")), None)
+    if other is None:
         return
-    second, both = float(hotter[0].temperature or 0.0), [group.values("potential"), hotter[0].values("potential")]
-    low, high = (average(energies) for energies in both)
+    second, both = temperatures[other.position], [group.values("potential"), other.values("potential")]
+    low, high = map(average, both)
     variances = [average((energies - energies.mean()) ** 2) for energies in both]
     width, ratio, error, comment = math.sqrt(variances[0].mean * variances[1].mean), math.nan, math.nan, ""
     change = high.mean - low.mean
@@ -336,12 +327,11 @@ def _ensemble(group: Subject) -> Measured:
         apart = f"no overlap: mean energies are {change / math.sqrt(width):.0f} standard deviations apart"
         nearer = 1 / first - 2 / math.sqrt(variances[0].mean)  # at two deviations the difference is known best
         comment = f"{apart}; add a temperature between, next to {first:g}" + f": {1 / nearer:.4g}" * (nearer > 0)
-    samples = min(low.effective_samples, high.effective_samples)
-    more: dict[str, Any] = {"effective_samples": samples, "num_draws": both[0].size, "required": overlap}
-    more |= {"comment": comment, "longer": 2.0 if overlap else 0.0}
-    more |= {"remedy": "the energies at the two temperatures are not both Boltzmann-distributed"}
+    more: dict[str, Any] = {"num_draws": both[0].size, "required": overlap, "longer": 2.0 if overlap else 0.0}
+    more |= {"effective_samples": min(low.effective_samples, high.effective_samples), "comment": comment}
+    remedy = "the energies at the two temperatures are not both Boltzmann-distributed"
     name, tolerance = f"ensemble, T = {first:g} and {second:g}", group.allowed.ensemble_tolerance
-    yield Measurement(name, ratio, error, 1.0, tolerance, **more)
+    yield Measurement(name, ratio, error, 1.0, tolerance, remedy, **more)
 
 
 def certificate(
@@ -371,12 +361,8 @@ def certificate(
         potential: U, from which gradients and energies are computed.
         dataset: training set of `potential`.
         burn_in: share of the records discarded at the start of every chain; default: 0.5 for a result, 0 for `weights`.
-        tolerances: `tolerance` of the virial temperature of all chains (default 0.02; times 1.5 for the kinetic one,
-            times 15 for the fluctuations of U); `chain_tolerance` of temperatures and drifts of single chains (0.05);
-            `layer_tolerance` of temperatures of layers (0.1); `weight_tolerance` of the means of single weights in
-            standard deviations, times 1.2 of those along directions and of the temperatures of both (0.5);
-            `bias_tolerance` of the predicted bias of loss and |w|² (0.01); `rhat_tolerance` (0.05);
-            `ensemble_tolerance` of the slope of ln[P2(U)/P1(U)] (0.2).
+        tolerances: `tolerance`, `chain_tolerance`, `layer_tolerance`, `weight_tolerance`, `bias_tolerance`,
+            `rhat_tolerance`, `ensemble_tolerance`: see `Tolerances`.
 
     Example:
         >>> cert = certificate(result)  # doctest: +SKIP
@@ -389,43 +375,39 @@ def certificate(
         check_positive(name, value)
     burn_in = (0.0 if result is None else 0.5) if burn_in is None else burn_in
     check_interval("burn_in", burn_in, 0.0, 0.95, "it is the share of the records to discard")
-    shared: dict[str, Any] = {"allowed": Tolerances(**tolerances), "burn_in": burn_in}
-    if result is not None:
-        everything = Subject(**_of_result(result, burn_in), **shared)
-    else:
+    if result is None:
         check_positive("temperature", temperature)
-        computed = _computed(weights, gradients, energies, potential, dataset)
-        everything = Subject(**_of_samples(*computed, temperature, burn_in), **shared | {"burn_in": 0.0})
-    found: list[tuple[Measurement, float | None, int | None]] = []
-    notes: dict[str, None] = {}  # a set in order
+        everything = _of_samples(weights, gradients, energies, potential, dataset, temperature, burn_in)
+    else:
+        everything = _of_result(result, burn_in)
+    everything = replace(everything, allowed=Tolerances(**tolerances))
+    found: list[tuple[Measurement | str, Subject]] = []
     num_temperatures, num_chains = everything.trace["status"].shape[:2]
     for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
         subject = replace(everything, position=position, chain=chain)
         of_all = (_temperatures, _single_weights, _directions, _fluctuations, _samples, _ensemble)
         measures = of_all if chain is None else (_temperatures, _stationarity, _acceptance)
-        for measured in (m for measure in measures for m in measure(subject)):
-            if isinstance(measured, str):
-                notes[measured] = None
-            else:
-                found.append((measured, subject.temperature, chain))
+        found += [(m, subject) for measure in measures for m in measure(subject)]
+    notes = tuple(dict.fromkeys(m for m, _ in found if isinstance(m, str)))
+    measured = [(m, subject) for m, subject in found if isinstance(m, Measurement)]
     # All lines that can fail by chance share the false alarms.
-    num_lines = max(1, sum(m.required and not m.enough and m.name != "status" for m, *_ in found))
-    independence = [m.value / m.num_draws for m, *_ in found if m.name.startswith("effective") and m.num_draws]
-    length = RunLength.of(everything.trace["step"].values, everything.seconds, min(independence, default=0.0))
-    lines = tuple(judge(m, num_lines, length, temperature, chain) for m, temperature, chain in found)
+    num_lines = max(1, sum(m.required and not m.enough and m.name != "status" for m, _ in measured))
+    independence = [m.value / m.num_draws for m, _ in measured if m.name.startswith("effective") and m.num_draws]
+    steps = everything.trace["step"].values
+    between = int(steps[-1] - steps[-2] if len(steps) > 1 else steps[0])
+    length = RunLength(len(steps), between, int(steps[-1]), everything.seconds, min(independence, default=0.0))
+    lines = tuple(m.line(num_lines, length, subject.temperature, subject.chain) for m, subject in measured)
     about = (everything.sampler, everything.num_weights, burn_in, length, everything.settings)
-    return Certificate(lines, tuple(notes), *about)
+    return Certificate(lines, notes, *about)
 
 
-def _of_result(result: Result, burn_in: float) -> dict[str, Any]:
-    """Return what `Subject` needs of a result."""
+def _of_result(result: Result, burn_in: float) -> Subject:
     trace, sampler, blocks = result.trace, result.sampler, None
-    num_examples = sampler.dataset.num_examples
     if tests := getattr(result.states, "tests", ()):
         blocks = observables.stein_blocks(to_host(tests), burn_in)
         blocks = blocks.reshape(*trace["status"].shape[:2], *blocks.shape[1:])
     sizes = np.array([trees.num_weights(layer) for layer in trees.layers(result.weights).values()], float)
-    trace = trace.assign_coords(layer_size=("layer", sizes * result.num_weights / sizes.sum()))
+    num_examples = sampler.dataset.num_examples
     if "centred_virial_temperature" in trace:
         layers = trace["centred_virial_temperature"]
         total = layers.dot(xr.DataArray(sizes / sizes.sum(), dims="layer"), dim="layer")
@@ -433,90 +415,79 @@ def _of_result(result: Result, burn_in: float) -> dict[str, Any]:
     elif trace.attrs.get("observed_examples", num_examples) < num_examples:
         trace = trace.drop_vars(["virial_temperature", "layer_virial_temperature"])
     trace = trace.transpose("temperature", "chain", "draw", ...).assign_attrs(num_examples=num_examples)
-    trace = trace.assign_coords(direction_set=("draw", observables.direction_sets(trace["draw"].values + 1)))
-    about = {"sampler": sampler.name, "settings": sampler.settings, "num_weights": result.num_weights}
-    about |= {"has_temperature": sampler.uses_temperature, "seconds": result.seconds}
-    return {"trace": trace, "blocks": blocks, **about}
-
-
-def _computed(
-    weights: Weights, gradients: Weights, energies: ArrayLike | None, potential: Potential | None, dataset: Any
-) -> tuple[Weights, Weights, Floats | None, Floats | None]:
-    """Return weights, gradients, energies and losses of samples of another library, computed where they can be."""
-    if weights is None:
-        raise ValueError("neither result nor weights is given; pass a result of sample, or weights (chain, draw, …)")
-    shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves((weights, gradients))}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 2 or min(next(iter(shapes))) == 0:
-        raise ValueError(f"weights and gradients have leading axes {sorted(shapes)}; give all of them (chain, draw, …)")
-    if potential is None:
-        if gradients is None:
-            raise ValueError("gradients is missing; pass ∇U at the weights, or potential and dataset to compute it")
-        return weights, gradients, None if energies is None else as_chains(energies), None
-    if dataset is None:
-        raise ValueError("dataset is missing; potential needs its training set")
-    flat = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(-1, *np.shape(leaf)[2:]), weights)
-    potential.check(jax.tree.map(lambda leaf: leaf[0], flat), dataset)
-    loss, regularizer, found = jax.device_get(_exact(potential, flat, dataset))
-    found = jax.tree.map(lambda leaf, like: leaf.reshape(np.shape(like)), found, weights)
-    loss = loss.astype(np.float64).sum(axis=0).reshape(next(iter(shapes)))
-    return weights, found, loss + regularizer.reshape(loss.shape), loss
-
-
-@partial(jax.jit, static_argnums=0)
-def _exact(potential: Potential, weights: Weights, dataset: Dataset) -> Any:
-    """Return loss, regulariser and gradient of many sets of weights."""
-
-    def one(weights: Weights) -> Any:
-        sums = exact_sums(potential, weights, dataset, None)
-        return jnp.stack(sums.loss), potential.regularizer(weights), sums.gradient
-
-    loss, regularizer, gradient = jax.lax.map(one, weights)
-    return loss.T, regularizer, gradient
+    trace = trace.assign_coords(
+        layer_size=("layer", sizes * result.num_weights / sizes.sum()),
+        direction_set=("draw", observables.direction_sets(trace["draw"].values + 1)),
+    )
+    # During its warm-up a Metropolis chain adapts its time step, and has no stationary distribution.
+    retained, settings = kept(trace, burn_in), sampler.settings
+    retained = retained.isel(draw=retained["step"].values > (settings.get("warmup_moves") or 0))
+    about = (blocks, sampler.name, settings, sampler.uses_temperature, result.seconds)
+    return Subject(trace, retained, result.num_weights, *about)
 
 
 def _of_samples(
     weights: Weights,
     gradients: Weights,
-    energies: Floats | None,
-    losses: Floats | None,
+    energies: ArrayLike | None,
+    potential: Potential | None,
+    dataset: Dataset | None,
     temperature: float,
     burn_in: float,
-) -> dict[str, Any]:
-    """Return what `Subject` needs of samples of another library, whose burn-in is left out here.
-
-    The first tenth gives the directions.
-    """
-    w, g = (np.concatenate([np.reshape(leaf, (*np.shape(leaf)[:2], -1)) for leaf in jax.tree.leaves(tree)], axis=2)
-            .astype(np.float64) for tree in (weights, gradients))  # fmt: skip
-    begin = min(math.floor(burn_in * w.shape[1]), w.shape[1] - 1)
-    w, g = w[:, begin:], g[:, begin:]
-    energies, losses = (None if x is None else x[:, begin:] for x in (energies, losses))
-    (num_chains, num_draws, num), first = w.shape, max(1, w.shape[1] // 10)
+) -> Subject:
+    """Return samples of another library without their burn-in; the first tenth gives the directions."""
+    if weights is None:
+        raise ValueError("neither result nor weights is given; pass a result of sample, or weights (chain, draw, …)")
+    shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves((weights, gradients))}
+    if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2 or min(shape) == 0:
+        raise ValueError(f"weights and gradients have leading axes {sorted(shapes)}; give all of them (chain, draw, …)")
+    begin = min(math.floor(burn_in * shape[1]), shape[1] - 1)
+    weights, gradients = jax.tree.map(lambda leaf: leaf[:, begin:], (weights, gradients))
+    shape, one = (shape[0], shape[1] - begin), jax.tree.map(lambda leaf: leaf[0, 0], weights)
+    series = {} if energies is None else {"potential": as_chains(energies)[:, begin:]}
+    if potential is not None:
+        if dataset is None:
+            raise ValueError("dataset is missing; potential needs its training set")
+        potential.check(one, dataset)
+        flat = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(-1, *leaf.shape[2:]), weights)
+        losses, regularizer, gradients = jax.device_get(_exact(potential, flat, dataset))
+        loss = np.asarray(losses, np.float64).sum(axis=0)
+        series = {"loss": loss.reshape(shape), "potential": (loss + regularizer).reshape(shape)}
+    elif gradients is None:
+        raise ValueError("gradients is missing; pass ∇U at the weights, or potential and dataset to compute it")
+    w, g = (
+        np.concatenate([np.reshape(leaf, (*shape, -1)) for leaf in jax.tree.leaves(tree)], axis=2).astype(np.float64)
+        for tree in (weights, gradients)
+    )
+    draws, num = np.arange(shape[1]), w.shape[2]
     # Directions in which the gradient varies most are the stiffest ones.
+    first = max(1, shape[1] // 10)
     early = g[:, :first].reshape(-1, num)
     directions = np.linalg.svd(early - early.mean(axis=0), full_matrices=False)[2][: min(16, num, len(early) - 1)]
-    away = (w - _other_half(w)) * g
-    layers = trees.layers(jax.tree.map(lambda leaf: np.empty(np.shape(leaf)[2:]), weights))
-    sizes = [trees.num_weights(layer) for layer in layers.values()]
-    parts = zip(*(np.array_split(x, 8, axis=1) for x in (w, g, w * g, w * w)), strict=True)
-    blocks = np.stack([np.stack([x.mean(axis=1) for x in part], axis=1) for part in parts], axis=1)
-    series = {
-        "squared_norm": (w**2).sum(axis=2),
-        "status": np.zeros((num_chains, num_draws), np.int32),
-        "virial_temperature": away.mean(axis=2),
-        "layer_virial_temperature": np.stack(
-            [x.mean(axis=2) for x in np.split(away, np.cumsum(sizes)[:-1], axis=2)], axis=2
-        ),
-        "potential": energies,
-        "loss": losses,
-    }
     if len(directions):
         series |= {"direction_position": w @ directions.T, "direction_gradient": g @ directions.T}
-    extra = {"layer_virial_temperature": "layer", "direction_position": "direction", "direction_gradient": "direction"}
-    dims = {name: ["temperature", "chain", "draw", extra.get(name)][: 1 + np.ndim(x)] for name, x in series.items()}
-    draws = np.arange(num_draws)
-    coords = {"temperature": [temperature], "layer": list(layers), "step": ("draw", begin + draws + 1)}
-    coords |= {"direction_set": ("draw", np.where(draws >= first, 0, -1)), "layer_size": ("layer", sizes)}
-    trace = xr.Dataset({name: (dims[name], x[None]) for name, x in series.items() if x is not None}, coords)
-    about = {"sampler": "samples", "settings": {}, "num_weights": num}
-    return {"trace": trace, "blocks": blocks[None] if num_draws >= 16 else None, **about}
+    virial, sizes = (w - _other_half(w)) * g, [trees.num_weights(layer) for layer in trees.layers(one).values()]
+    series |= {"virial_temperature": virial.mean(axis=2), "squared_norm": (w**2).sum(axis=2)}
+    by_layer = np.split(virial, np.cumsum(sizes)[:-1], axis=2)
+    series["layer_virial_temperature"] = np.stack([values.mean(axis=2) for values in by_layer], axis=2)
+    series["status"] = np.zeros(shape, np.int32)
+    coords = {"temperature": [temperature], "layer": list(trees.layers(one)), "step": ("draw", begin + 1 + draws)}
+    coords |= {"layer_size": ("layer", sizes), "direction_set": ("draw", np.where(draws >= first, 0, -1))}
+    trace = xr.Dataset({name: observables.variable(name, x[None]) for name, x in series.items()}, coords)
+    blocks = None
+    if shape[1] >= 16:
+        parts = zip(*(np.array_split(x, 8, axis=1) for x in (w, g)), strict=True)
+        means = [np.stack([x.mean(axis=1) for x in (a, b, a * b, a * a)], axis=1) for a, b in parts]
+        blocks = np.stack(means, axis=1)[None]
+    return Subject(trace, trace, num, blocks)
+
+
+@partial(jax.jit, static_argnums=0)
+def _exact(potential: Potential, weights: Weights, dataset: Dataset) -> Any:
+    """Return loss as a (high, low) pair, regulariser and gradient of many sets of weights."""
+
+    def one(weights: Weights) -> Any:
+        sums = exact_sums(potential, weights, dataset, None)
+        return tuple(sums.loss), potential.regularizer(weights), sums.gradient
+
+    return jax.lax.map(one, weights)

@@ -22,7 +22,7 @@ import numpy as np
 
 from .. import _trees as trees
 from .._trees import Array, Weights, check_integer, check_positive
-from ..gradients import exact_means
+from ..gradients import exact_sums
 from ..samplers.base import HEALTHY
 from .averages import Floats, kept
 
@@ -49,12 +49,6 @@ class Diffusion:
         """Standard error of `coefficient`."""
         return self.standard_error[:, 0] / self.seconds[0]
 
-    def at(self, seconds: float) -> Floats:
-        """Return d²(Δt)/(N·Δt) at Δt = `seconds`, interpolated; NaN outside of the measured intervals."""
-        inside = self.seconds[0] * (1 - 1e-9) <= seconds <= self.seconds[-1] * (1 + 1e-9)
-        found = [np.interp(seconds, self.seconds, row) if inside else math.nan for row in self.displacement]
-        return np.array(found) / seconds
-
     def to_dict(self) -> dict[str, list[float]]:
         """Return the curve of the first temperature, ready for JSON."""
         return {"seconds": self.seconds.tolist(), "displacement_per_weight": self.displacement[0].tolist()}
@@ -63,31 +57,30 @@ class Diffusion:
 class Displacements:
     """Accumulator of d² along a run; reference point k is renewed every 2ᵏ records, and gives intervals of 1 … 2ᵏ."""
 
-    def __init__(self, num_references: int = 8) -> None:
+    def __init__(self, num_references: int = 10) -> None:
         """Start without records."""
-        self._references: list[tuple[int, Weights]] = [(0, None)] * num_references
-        self._times: list[tuple[int, float]] = []
-        self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)
+        self._num_references, self._num_records = num_references, 0
+        self._references: dict[int, tuple[int, Weights]] = {}  # step and weights by k
+        self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)  # d²/N of the chains by interval
 
-    def observe(self, step: int, seconds: float, weights: Weights) -> None:
-        """Add one record: the step, the time from any origin, and the weights with one leading axis over chains."""
-        for earlier, reference in dict(self._references if self._times else []).items():
+    def observe(self, step: int, weights: Weights) -> None:
+        """Add one record: the step, and the weights with one leading axis over chains."""
+        for earlier, reference in dict(self._references.values()).items():
             self._pairs[step - earlier].append(np.asarray(_mean_squared_distance(reference, weights), np.float64))
-        new, num_records = (step, jax.tree.map(jnp.copy, weights)), len(self._times)
-        self._references = [old if num_records % 2**k else new for k, old in enumerate(self._references)]
-        self._times.append((step, seconds))
+        new = (step, jax.tree.map(jnp.copy, weights))
+        self._references |= {k: new for k in range(self._num_references) if self._num_records % 2**k == 0}
+        self._num_records += 1
 
-    def diffusion(self, num_temperatures: int = 1) -> Diffusion:
+    def diffusion(self, seconds_per_step: float, num_temperatures: int = 1) -> Diffusion:
         """Return the displacements; the chains are ordered temperature by temperature."""
         if not self._pairs:
             raise ValueError("a displacement needs two records; run longer or record more often")
-        (first_step, first), *_, (last_step, last) = self._times
         lags = np.array(sorted(self._pairs), np.float64)
         pairs = [np.stack(self._pairs[int(lag)], axis=-1).reshape(num_temperatures, -1) for lag in lags]
         means = np.stack([values.mean(axis=1) for values in pairs], axis=-1)
         with np.errstate(invalid="ignore"):  # one pair has no scatter
             errors = [np.sqrt(v.var(axis=1) / np.float64(v.shape[1] - 1)) for v in pairs]
-        return Diffusion(lags, lags * (last - first) / (last_step - first_step), means, np.stack(errors, axis=-1))
+        return Diffusion(lags, lags * seconds_per_step, means, np.stack(errors, axis=-1))
 
 
 def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float = 0.0) -> Diffusion:
@@ -99,13 +92,13 @@ def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float =
     if result.samples is None:
         raise ValueError("the result holds no kept weights; sample with keep_weights_every=1")
     num_temperatures, _, num_kept = jax.tree.leaves(result.samples)[0].shape[:3]
-    kept_every = result.trace.attrs["keep_weights_every"]
-    steps = np.asarray(result.trace["step"])[kept_every - 1 :: kept_every]
+    every = result.trace.attrs["keep_weights_every"]
+    steps = np.asarray(result.trace["step"])[every - 1 :: every]
     displacements = Displacements(max(1, num_kept.bit_length()))
-    for draw in kept(np.arange(num_kept, dtype=np.float64), burn_in).astype(int):
+    for draw in kept(np.arange(num_kept), burn_in):
         weights = jax.tree.map(lambda w, draw=draw: np.asarray(w[:, :, draw]).reshape(-1, *w.shape[3:]), result.samples)
-        displacements.observe(int(steps[draw]), float(steps[draw]) * seconds_per_step, weights)
-    return displacements.diffusion(num_temperatures)
+        displacements.observe(int(steps[draw]), weights)
+    return displacements.diffusion(seconds_per_step, num_temperatures)
 
 
 @dataclass(frozen=True)
@@ -149,7 +142,6 @@ def measure_diffusion(
     discard_steps: int | None = None,
     max_steps: int = 2**30,
     observe: bool = False,
-    chunk_size: int | None = None,
 ) -> MeasuredDiffusion:
     """Run chains for some time and measure at least one displacement in wall-clock time.
 
@@ -163,7 +155,6 @@ def measure_diffusion(
         discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.
         max_steps: largest number of steps.
         observe: compute loss, |w|² and error on the examples observed by `run`, for up to half of the sampling time.
-        chunk_size: examples held at once when observing.
     """
     check_integer("every", every, minimum=1)
     if not _all_healthy(states):
@@ -173,36 +164,34 @@ def measure_diffusion(
         discard_steps = int(np.min(np.asarray(getattr(states, "next_refresh", origin)))) - origin
     stop = origin + max(2, max_steps // every) * every
     records = run.records(states, first=origin, stop=stop, every=stop + 1, pause_every=every)  # nothing is recorded
-    record = next(records)  # compiles
-    while record.step <= origin + discard_steps:
-        record = next(records)
-    displacements, observations = Displacements(10), []
-    durations: dict[bool, list[float]] = {True: [], False: []}  # of intervals with and without a refresh
+    record = next(record for record in records if record.step > origin + discard_steps)  # compiles
+    displacements, observations, durations = Displacements(), [], defaultdict[bool, list[float]](list)
     first, clock, observing = record.step, 0.0, 0.0
     weights = jax.vmap(run.sampler.position)(record.states)
-    displacements.observe(first, clock, weights)
+    displacements.observe(first, weights)
     if observe:  # compiles
-        jax.block_until_ready(_observe(run.sampler, weights, run.observed, chunk_size))
+        jax.block_until_ready(_observe(run.sampler, weights, run.observed, run.chunk_size))
     while _all_healthy(record.states) and record.step < stop and (record.step == first or clock < seconds):
         before, began = _last_refresh(record.states), time.perf_counter()
         record = next(records)
         jax.block_until_ready(record.states)
         duration = time.perf_counter() - began
-        durations[_last_refresh(record.states) != before].append(duration)
+        durations[_last_refresh(record.states) != before].append(duration)  # with and without a refresh
         clock += duration
         weights = jax.vmap(run.sampler.position)(record.states)
-        displacements.observe(record.step, clock, weights)
+        displacements.observe(record.step, weights)
         if observe and observing <= 0.5 * clock and _all_healthy(record.states):
             began = time.perf_counter()
-            observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, chunk_size)))
+            observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, run.chunk_size)))
             observing += time.perf_counter() - began
-    refresh_seconds, (with_refresh, without) = 0.0, (durations[True], durations[False])
-    if with_refresh and without:
-        refresh_seconds = max(0.0, sum(with_refresh) - len(with_refresh) * float(np.median(without)))
+    with_refresh, without = (np.array(durations[refreshed]) for refreshed in (True, False))
+    refresh_seconds = float(max(0.0, np.sum(with_refresh - np.median(without)))) if without.size else 0.0
     names = observations[0] if observations else {}
     observables = {name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names}
-    found = displacements.diffusion(len(run.temperatures)) if _all_healthy(record.states) else None
-    return MeasuredDiffusion(found, record.step - first, clock, refresh_seconds, observables, record.states)
+    found, num_steps = None, record.step - first
+    if _all_healthy(record.states):
+        found = displacements.diffusion(clock / num_steps, len(run.temperatures))
+    return MeasuredDiffusion(found, num_steps, clock, refresh_seconds, observables, record.states)
 
 
 def _all_healthy(states: Any) -> bool:
@@ -224,12 +213,10 @@ def _mean_squared_distance(left: Weights, right: Weights) -> Array:
 @partial(jax.jit, static_argnames="chunk_size")
 def _observe(sampler: Any, weights: Weights, dataset: Any, chunk_size: int | None) -> dict[str, Array]:
     """Return loss, |w|² and error of every chain by forward passes."""
-    quantities = {name: getattr(sampler.potential, f"per_example_{name}") for name in ("loss", "error")}
-    present = {name: quantity for name, quantity in quantities.items() if quantity is not None}
 
     def one(chain: Weights) -> dict[str, Array]:
-        means = exact_means(list(present.values()), chain, dataset, chunk_size)
-        values = {name: mean.high + mean.low for name, mean in zip(present, means, strict=True)}
-        return values | {"squared_norm": trees.squared_norm(chain)}
+        sums = exact_sums(sampler.potential, chain, dataset, chunk_size, with_gradient=False)
+        found = {"loss": sums.loss.high + sums.loss.low, "squared_norm": trees.squared_norm(chain)}
+        return found | ({} if sampler.potential.per_example_error is None else {"error": sums.error})
 
     return jax.vmap(one)(weights)

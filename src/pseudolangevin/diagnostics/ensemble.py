@@ -33,12 +33,11 @@ class _Members:
         """Return all scores by name."""
         return {name: getattr(self, name)(targets) for name in self.score_names}
 
-    @staticmethod
-    def _checked(targets: Any, shape: tuple[int, ...]) -> np.ndarray:
-        targets = np.asarray(targets)
-        if targets.shape != shape:
-            raise ValueError(f"targets have shape {targets.shape}, predictions {shape}; make them equal")
-        return targets
+
+def _checked(targets: Any, shape: tuple[int, ...]) -> np.ndarray:
+    if (targets := np.asarray(targets)).shape != shape:
+        raise ValueError(f"targets have shape {targets.shape}, predictions {shape}; make them equal")
+    return targets
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,6 @@ class ClassPredictions(_Members):
     def total_uncertainty(self) -> np.ndarray:
         """Entropy of the ensemble's distribution, (example,), in nats: 0 is certainty, log K is ignorance."""
         return entr(self.mean_probabilities).sum(axis=-1)
-
-    predictive_entropy = total_uncertainty
 
     @property
     def epistemic_uncertainty(self) -> np.ndarray:
@@ -91,7 +88,7 @@ class ClassPredictions(_Members):
 
     def _labels(self, targets: Any) -> np.ndarray:
         check_labels(targets, self.probabilities.shape[-1])
-        return self._checked(targets, self.probabilities.shape[1:2])
+        return _checked(targets, self.probabilities.shape[1:2])
 
     def _chosen(self, targets: Any) -> np.ndarray:
         """Return the ensemble's probability of every target."""
@@ -125,17 +122,17 @@ class ValuePredictions(_Members):
 
     def root_mean_square_error(self, targets: Any) -> float:
         """Return the root of the mean squared deviation of the targets from the mean prediction."""
-        return float(np.sqrt(np.mean((self.mean - self._checked(targets, self.mean.shape)) ** 2)))
+        return float(np.sqrt(np.mean((self.mean - _checked(targets, self.mean.shape)) ** 2)))
 
     def negative_log_likelihood(self, targets: Any) -> float:
         """Return −log of the mixture's density at the targets, averaged over the examples."""
-        deviations = (self.values - self._checked(targets, self.mean.shape)).reshape(*self.values.shape[:2], -1)
+        deviations = (self.values - _checked(targets, self.mean.shape)).reshape(*self.values.shape[:2], -1)
         exponent = -0.5 * (deviations**2 / self.noise_variance + np.log(2 * np.pi * self.noise_variance)).sum(axis=-1)
-        return float(-(np.logaddexp.reduce(exponent, axis=0) - np.log(len(exponent))).mean())
+        return float(np.mean(np.log(len(exponent)) - np.logaddexp.reduce(exponent, axis=0)))
 
     def calibration_error(self, targets: Any) -> float:
         """Return the mean of |share of targets below the q-quantile of their prediction − q|, q = 5, 10, …, 95 %."""
-        deviations = self._checked(targets, self.mean.shape) - self.values
+        deviations = _checked(targets, self.mean.shape) - self.values
         position = ndtr(deviations / np.sqrt(self.noise_variance)).mean(axis=0).ravel()
         levels = np.arange(1, 20) / 20
         return float(np.abs((position[:, None] <= levels).mean(axis=0) - levels).mean())
@@ -168,29 +165,25 @@ def predict(
     if chunk_size is None:
         chunk_size = max(1, min(DEFAULT_CHUNK_SIZE, 2**21 // max(1, sum(leaf[:1].size * 4 for leaf in leaves))))
     check_integer("chunk_size", chunk_size, minimum=1)
-    function = potential.class_scores if potential.class_scores is not None else potential.values
+    function = potential.values if potential.class_scores is None else potential.class_scores
     if function is None:
-        raise ValueError(
-            "potential has neither class_scores nor values, so it cannot predict; make it with classification or "
-            "regression, or pass one of the two to Potential"
-        )
+        remedy = "make it with classification or regression, or pass one of the two to Potential"
+        raise ValueError(f"potential has neither class_scores nor values, so it cannot predict; {remedy}")
+    if potential.class_scores is None:
+        if noise_variance is None:
+            raise ValueError("noise_variance is missing; a regression needs σ² of its targets: P·T at temperature T")
+        check_positive("noise_variance", noise_variance)
     try:
-        jax.eval_shape(
-            lambda w: function(w, jax.tree.map(lambda a: a[:1], inputs)), jax.tree.map(lambda w: w[0], members)
-        )
+        jax.eval_shape(function, *(jax.tree.map(lambda w: w[0], members), jax.tree.map(lambda a: a[:1], inputs)))
     except Exception as error:
         shapes, why = jax.tree.map(np.shape, inputs), " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(
-            f"inputs of shape {shapes} do not fit the network: {why}; pass a batch as in training"
-        ) from None
+        remedy = "pass a batch as in training"
+        raise ValueError(f"inputs of shape {shapes} do not fit the network: {why}; {remedy}") from None
     starts = range(0, len(leaves[0]), chunk_size)
     chunks = (jax.tree.map(lambda a, s=s: jnp.asarray(a[s : s + chunk_size]), inputs) for s in starts)
     raw = np.concatenate([np.asarray(_apply(function, members, chunk)) for chunk in chunks], axis=1).astype(np.float64)
-    if potential.class_scores is not None:
+    if noise_variance is None or potential.class_scores is not None:
         return ClassPredictions(np.exp(raw - np.logaddexp.reduce(raw, axis=-1, keepdims=True)))
-    if noise_variance is None:
-        raise ValueError("noise_variance is missing; a regression needs σ² of its targets: P·T at temperature T")
-    check_positive("noise_variance", noise_variance)
     return ValuePredictions(raw, float(noise_variance))
 
 

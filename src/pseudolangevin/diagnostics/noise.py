@@ -1,14 +1,14 @@
 """Mini-batch noise: whether it is Gaussian, of variance 𝒱 and uncorrelated, as pseudo-Langevin assumes (Fig. 3a–c).
 
 The mini-batch noise at weights w is R^(b) = 𝒱^(−1/2)·(∇U^(b) − ∇U) (eq:MiniBatchNoise), which should be N(0, 1) in
-every component. `draw` draws it as the sampler does; most other functions take arrays (draw, component).
+every component. Components with 𝒱 = 0 are silent, and left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,31 +24,21 @@ from ..gradients import exact_sums
 from .averages import Floats
 
 
-class NoiseDraws(NamedTuple):
-    """Independent draws of the mini-batch noise at one point."""
+def draw(
+    sampler: Any, state: Any, key: Key, *, num_draws: int = 250, max_components: int = 10_000
+) -> tuple[Floats, Floats, int]:
+    """Return the noise of mini-batches at the weights of one chain, (draw, component).
 
-    noise: Floats  # noise R^(b), axes (draw, component); components with 𝒱 = 0 are left out
-    ratios: Floats  # current temperature ratios 𝒯_i of these components
-    num_silent: int  # components of the full network with 𝒱 = 0, which have no noise
-
-
-def draw(sampler: Any, state: Any, key: Key | int, *, num_draws: int = 250, max_components: int = 10_000) -> NoiseDraws:
-    """Draw mini-batch gradients at the weights of one chain and return their noise in units of the current √𝒱.
-
-    In networks larger than `max_components` a random subset is examined. The paper has 250 draws.
+    Return also the temperature ratios 𝒯_i of these components, and the number of silent components. In networks larger
+    than `max_components` a random subset is examined.
     """
-    check_integer("num_draws", num_draws, minimum=2)
-    key = as_key(key)
     chosen, variance, ratios, num_silent = _noisy(sampler, state, max_components, key)
-    noise = np.asarray(_deviations(sampler, key, state.weights, chosen, num_draws), np.float64) / np.sqrt(variance)
-    return NoiseDraws(noise, ratios, num_silent)
+    deviations = np.asarray(_deviations(sampler, key, state.weights, chosen, num_draws), np.float64)
+    return deviations / np.sqrt(variance), ratios, num_silent
 
 
 def _noisy(sampler: Any, state: Any, size: int, key: Key) -> tuple[np.ndarray, Floats, Floats, int]:
-    """Return at most `size` components with noise, their 𝒱_i and 𝒯_i, and the number of components without noise.
-
-    Raise for samplers that do not measure 𝒱.
-    """
+    """Return at most `size` components with noise, their 𝒱_i and 𝒯_i, and the number of silent components."""
     if not sampler.refreshes or not hasattr(state, "gradient_variance"):
         raise ValueError(f"sampler = {sampler.name} does not measure mini-batch noise; use pseudo_langevin")
     ratios = masses.temperature_ratios(state.gradient_variance, state.masses, state.temperature, **sampler.dynamics)
@@ -70,7 +60,7 @@ def _subset(components: np.ndarray, size: int, key: Key) -> np.ndarray:
 
 @partial(jax.jit, static_argnums=4)
 def _deviations(sampler: Any, key: Key, weights: Weights, components: Array, num_draws: int) -> Array:
-    """Return ∇U^(b) − ∇U, axes (draw, component)."""
+    """Return ∇U^(b) − ∇U, (draw, component)."""
     sampler = sampler.at(1.0)  # the regulariser is in both
     exact = trees.ravel(exact_sums(sampler.potential, weights, sampler.dataset, None).gradient)
 
@@ -97,7 +87,7 @@ class NoiseStudy:
     correlation_edges: Floats  # bin edges of `correlation_density`
     steps: np.ndarray  # steps of the measurements, (time,)
     last_refresh: np.ndarray  # step at which the current 𝒱 was measured, (time,)
-    num_silent: np.ndarray  # components without noise, which are left out, (time,)
+    num_silent: np.ndarray  # silent components, (time,)
     ks_fraction: Floats  # share of components with KS p > 0.05, (time,)
     noise_density: Floats  # density of the mini-batch noise over all components and draws, (time, bin)
     correlation_density: Floats  # density of the elements C_ij, (time, kind, bin)
@@ -130,24 +120,22 @@ def noise_study(
     noise_edges, correlation_edges = np.linspace(-4, 4, 82), np.linspace(-0.5, 0.5, 82)
     rows = []
     for record in run.records(run.start(weights, key), stop=num_steps, every=measure_every):
-        state = jax.tree.map(lambda leaf: leaf[0], record.states)
-        measure_key = jax.random.fold_in(key, record.step)
-        draws = draw(sampler, state, measure_key, num_draws=num_draws)
-        chosen = _subset(np.arange(draws.noise.shape[1]), num_correlated, measure_key)
-        seed = np.asarray(jax.random.key_data(measure_key)).ravel()
-        white = np.random.default_rng(seed).standard_normal((num_draws, len(chosen)))
+        state, own_key = jax.tree.map(lambda leaf: leaf[0], record.states), jax.random.fold_in(key, record.step)
+        noise, ratios, num_silent = draw(sampler, state, own_key, num_draws=num_draws)
+        chosen = _subset(np.arange(noise.shape[1]), num_correlated, own_key)
+        random = np.random.default_rng(np.asarray(jax.random.key_data(own_key)).ravel())
         # Elements C_ij, i < j, of the correlation matrices, without components that no draw moved.
-        kinds = (
-            noise[:, np.ptp(noise, axis=0) > 0] for noise in _kinds(draws.noise[:, chosen], white, draws.ratios[chosen])
-        )
-        matrices = (np.atleast_2d(np.corrcoef(noise, rowvar=False)) for noise in kinds)
-        elements = [matrix[np.triu_indices(len(matrix), 1)] for matrix in matrices]
-        series = consecutive_noise(sampler, state, num_consecutive, num_correlated, measure_key)
-        centred = [noise - noise.mean(axis=0) for noise in series]
-        memory = [[np.mean(x[lag:] * x[: num_consecutive - lag]) for lag in range(max_lag + 1)] for x in centred]
-        density = np.histogram(draws.noise, noise_edges, density=True)[0]
+        elements = []
+        for kind in _kinds(noise[:, chosen], random.standard_normal((num_draws, len(chosen))), ratios[chosen]):
+            matrix = np.atleast_2d(np.corrcoef(kind[:, np.ptp(kind, axis=0) > 0], rowvar=False))
+            elements.append(matrix[np.triu_indices(len(matrix), 1)])
+        memory = []
+        for kind in consecutive_noise(sampler, state, num_consecutive, num_correlated, own_key):
+            x = kind - kind.mean(axis=0)
+            memory.append([np.mean(x[lag:] * x[: num_consecutive - lag]) for lag in range(max_lag + 1)])
+        density = np.histogram(noise, noise_edges, density=True)[0]
         densities = [np.histogram(c, correlation_edges, density=True)[0] for c in elements]
-        numbers = (record.step, int(state.last_refresh), draws.num_silent, ks_fraction(draws.noise))
+        numbers = (record.step, int(state.last_refresh), num_silent, ks_fraction(noise))
         rows.append((*numbers, density, densities, [c.std() for c in elements], memory))
     return NoiseStudy(noise_edges, correlation_edges, *map(np.asarray, zip(*rows, strict=True)))
 
@@ -160,10 +148,7 @@ def _kinds(minibatch: Floats, white: Floats, ratios: Floats) -> tuple[Floats, Fl
 def consecutive_noise(
     sampler: Any, state: Any, num_steps: int, num_components: int, key: Key
 ) -> tuple[Floats, Floats, Floats]:
-    """Return mini-batch, white and total noise (step, component) of the next steps of a chain, at the current 𝒱.
-
-    Silent components are left out; `num_components` of the others are chosen at random.
-    """
+    """Return mini-batch, white and total noise (step, component) of the next steps of a chain, at the current 𝒱."""
     chosen, variance, ratios, _ = _noisy(sampler, state, num_components, key)
     deviations, white = (np.asarray(x, np.float64) for x in _noise_of_steps(sampler, state, chosen, num_steps))
     return _kinds(deviations / np.sqrt(variance), white, ratios)

@@ -9,10 +9,10 @@ standard error s and the tolerance τ,
 
 A certificate fails when *any* line fails, so q_fail shares one false alarm in a hundred among all lines (Bonferroni).
 It passes only when *all* lines pass, so q_pass needs no such correction (an intersection-union test). Both are
-quantiles of Student's distribution. q_pass has one degree of freedom per effective sample; for averages along a chain
-q_fail has a fifth of that, because their autocorrelation time is estimated from the same draws. The effective samples
-of a short series are overestimated, so below 20 a line neither passes nor fails. Lines about the worst of many weights
-or directions have a bound on the deviation and a p-value of their own.
+quantiles of Student's distribution. q_pass has one degree of freedom per effective sample, q_fail a fifth for averages
+along a chain, whose autocorrelation time is estimated from the same draws. The effective samples of a short series are
+overestimated, so below 20 a line neither passes nor fails. Lines about the worst of many weights or directions have a
+bound on the deviation and a p-value of their own.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-import numpy as np
 from scipy import stats
 
 from .averages import MIN_EFFECTIVE_SAMPLES, plus_minus
 
 FALSE_ALARM = 0.01  # probability that a run without bias beyond the tolerances fails
+LONGEST = 100  # largest factor by which a run is recommended to be longer
 
 
 class Verdict(StrEnum):
     """Verdict on a line or on a certificate."""
 
     PASSED = "passed"
-    FAILED = "failed"
     UNDECIDED = "undecided"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Line:
         """A number by which lines are sorted: whether it counts, the verdict, and the share of the tolerance in use."""
         away = abs(self.value - self.expected) + 2 * self.uncertainty
         share = away / self.tolerance if self.tolerance > 0 and math.isfinite(away) else 0.0
-        return self.required, (Verdict.PASSED, Verdict.UNDECIDED, Verdict.FAILED).index(self.verdict), share
+        return self.required, list(Verdict).index(self.verdict), share
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,7 @@ class Measurement:
     standard_error: float
     expected: float
     tolerance: float
+    remedy: str = ""  # part of the message when the line fails
     side: Literal["both", "above", "below"] = "both"  # direction of bad deviations from the expected value
     enough: bool = False  # whether the line asks for enough of something, so that it cannot fail
     effective_samples: float = math.inf
@@ -100,7 +100,6 @@ class Measurement:
     p_value: float | None = None  # probability of such a deviation by chance, for a line with a test of its own
     longer: float = 2.0  # factor by which an undecided run must be longer, if the rule cannot tell; 0 if in vain
     settles: bool = False  # whether the deviation itself is expected to shrink in a longer run
-    remedy: str = ""  # part of the message when the line fails
     comment: str = ""  # part of the message in any case
     required: bool = True  # whether the line counts for the certificate
 
@@ -115,8 +114,8 @@ class Measurement:
             factor = MIN_EFFECTIVE_SAMPLES / max(self.num_draws or 1, 1)
             return Verdict.UNDECIDED, max(self.longer, factor) if self.longer else 0.0
         freedom = samples if self.num_draws is None else independent(samples)
-        fail_quantile = _quantile(FALSE_ALARM / ((2 if self.side == "both" else 1) * num_lines), freedom)
-        pass_quantile = _quantile(0.05, samples)
+        false_alarm = FALSE_ALARM / ((2 if self.side == "both" else 1) * num_lines)
+        fail_quantile, pass_quantile = stats.t.isf([false_alarm, 0.05], [freedom - 1, samples - 1]).tolist()
         bound = deviation + pass_quantile * error if self.bound is None else self.bound
         if samples >= MIN_EFFECTIVE_SAMPLES:
             by_chance = self.p_value is not None and self.p_value >= FALSE_ALARM / num_lines
@@ -133,14 +132,24 @@ class Measurement:
         needed = min(needed, 2.0) if self.settles else needed
         return Verdict.UNDECIDED, max(needed, MIN_EFFECTIVE_SAMPLES / samples, 1.1)
 
+    def line(self, num_lines: int, length: RunLength, temperature: float | None, chain: int | None) -> Line:
+        """Return the line of a certificate of `num_lines` lines, with its message."""
+        verdict, factor = self.verdict(num_lines)
+        words = ["" if self.required else "for information", self.comment]
+        more_steps = 0.0
+        if verdict is Verdict.FAILED:
+            words.append(self.remedy)
+        elif verdict is Verdict.UNDECIDED and factor > 0:
+            more_steps, needed = length.more_steps(factor), f"about {factor:.1f} times as many samples are needed"
+            words.append(f"a run more than {LONGEST} times as long is needed" if math.isinf(more_steps) else needed)
+        numbers = (self.value, self.standard_error, self.expected, self.tolerance)
+        message = "; ".join(filter(None, words))
+        return Line(self.name, temperature, chain, *numbers, verdict, message, self.required, more_steps)
+
 
 def independent(samples: float) -> float:
     """Return the samples that count for the error of an error along a chain; false alarms of AR(1) are right."""
     return max(2.0, samples / 5)
-
-
-def _quantile(tail: float, samples: float) -> float:
-    return float(stats.t.isf(tail, samples - 1)) if math.isfinite(samples) else float(stats.norm.isf(tail))
 
 
 @dataclass(frozen=True)
@@ -152,13 +161,6 @@ class RunLength:
     num_steps: int
     seconds: float = math.nan  # time that the run has taken
     independence: float = 0.0  # effective samples per record; near 1, records more often give more samples
-    largest_factor: ClassVar[int] = 100  # largest factor by which a run is recommended to be longer
-
-    @classmethod
-    def of(cls, steps: np.ndarray, seconds: float, independence: float) -> RunLength:
-        """Return the length of a run with records at these steps."""
-        between = steps[-1] - steps[-2] if len(steps) > 1 else steps[0]
-        return cls(len(steps), int(between), int(steps[-1]), seconds, independence)
 
     @property
     def denser(self) -> int:
@@ -167,7 +169,7 @@ class RunLength:
 
     def more_steps(self, factor: float) -> float:
         """Return the additional steps for `factor` times the samples, and for 30 % more: the factor is uncertain."""
-        if not factor <= self.largest_factor:
+        if not factor <= LONGEST:
             return math.inf
         return max(1, math.ceil((1.3 * factor - 1) * self.num_records)) * max(1, self.steps_per_record // self.denser)
 
@@ -179,20 +181,6 @@ class RunLength:
         units = ((90, 1, "seconds"), (5400, 60, "minutes"), (172_800, 3600, "hours"), (math.inf, 86_400, "days"))
         _, unit, name = next(row for row in units if seconds < row[0])
         return f": about {max(1, math.ceil(seconds / unit))} {name}"
-
-
-def judge(m: Measurement, num_lines: int, length: RunLength, temperature: float | None, chain: int | None) -> Line:
-    """Return the line of a certificate for one of `num_lines` measurements, with its message."""
-    verdict, factor = m.verdict(num_lines)
-    words = ["" if m.required else "for information", m.comment, m.remedy if verdict is Verdict.FAILED else ""]
-    more_steps = 0.0
-    if verdict is Verdict.UNDECIDED and factor > 0:
-        if math.isinf(more_steps := length.more_steps(factor)):
-            words.append(f"a run more than {length.largest_factor} times as long is needed")
-        else:
-            words.append(f"about {factor:.1f} times as many samples are needed")
-    message, numbers = "; ".join(filter(None, words)), (m.value, m.standard_error, m.expected, m.tolerance)
-    return Line(m.name, temperature, chain, *numbers, verdict, message, m.required, more_steps)
 
 
 @dataclass(frozen=True)
@@ -210,10 +198,11 @@ class Certificate:
     @property
     def verdict(self) -> Verdict:
         """Failed if any line that counts failed, passed if all that count passed, undecided otherwise."""
-        found = {line.verdict for line in self.lines if line.required}
-        if Verdict.FAILED in found:
+        if self.failed_lines:
             return Verdict.FAILED
-        return Verdict.PASSED if found == {Verdict.PASSED} else Verdict.UNDECIDED
+        return (
+            Verdict.PASSED if self._lines(Verdict.PASSED) and not self._lines(Verdict.UNDECIDED) else Verdict.UNDECIDED
+        )
 
     @property
     def passed(self) -> bool:
@@ -235,18 +224,18 @@ class Certificate:
 
     def _advice(self, folder: Path | None) -> str:
         """Return the advice, as a command if the run is in a folder."""
-        if self.verdict is Verdict.PASSED:
+        if self.passed:
             return ""
-        lines, length = self._lines(self.verdict), self.length
-        if self.verdict is Verdict.FAILED:
+        if self.failed_lines:
             drifts = (line for line in self.lines if line.name.startswith(("stationarity", "R-hat")))
             if any(abs(line.value - line.expected) > line.tolerance for line in drifts):  # it explains the others
-                return self._continued(folder, length.num_steps, 1)
-            return self._again(folder, lines)
+                return self._continued(folder, self.length.num_steps, 1)
+            return self._again(folder)
+        lines = self._lines(Verdict.UNDECIDED)
         steps = max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0)
-        parts = [self._continued(folder, steps, length.denser)] if steps else []
+        parts = [self._continued(folder, steps, self.length.denser)] if steps else []
         if far := [line for line in lines if math.isinf(line.more_steps)]:
-            longer = "even longer" if steps else f"a run more than {length.largest_factor} times as long"
+            longer = "even longer" if steps else f"a run more than {LONGEST} times as long"
             parts.append(f"{longer} for {_names(far)}")
         parts += [f"{line.name}: {line.message}" for line in lines if not line.more_steps][:1]
         return "; ".join(parts)
@@ -256,22 +245,24 @@ class Certificate:
         total, every = self.length.num_steps + steps, max(1, self.length.steps_per_record // denser)
         if self.sampler == "samples":
             return f"go on: {total:,} draws per chain" if denser == 1 else "go on, and keep draws more often"
-        often, time = "record more often: " if denser > 1 else "run longer: ", self.length.duration(steps)
+        command, dense = f"num_steps={total}", f", record_every={every}"
         if folder:
-            dense = f" --record-every {every}" if denser > 1 else ""
-            return f"{often}pseudolangevin resume {folder} --steps {total}{dense}{time}"
-        return f"{often}num_steps={total}" + (f", record_every={every}" if denser > 1 else "") + time
+            command, dense = f"pseudolangevin resume {folder} --steps {total}", f" --record-every {every}"
+        todo = f"run longer: {command}" if denser == 1 else f"record more often: {command}{dense}"
+        return todo + self.length.duration(steps)
 
-    def _again(self, folder: Path | None, lines: Sequence[Line]) -> str:
+    def _again(self, folder: Path | None) -> str:
         """Return the advice to sample again with a smaller step."""
+        lines = self.failed_lines
         name = next((name for name in ("temperature_ratio", "time_step") if self.settings.get(name)), None)
         if name is None or any(line.message and line.name == "status" for line in lines):
             return f"sample again; {lines[0].message}"
         value, steps = f"{self.settings[name] / 2:.3g}", 2 * self.length.num_steps
-        if folder is None:
-            return f"sample again: {name}={value}, num_steps={steps}{self.length.duration(steps)}"
-        command = f"pseudolangevin sample {folder}/config.toml --out {folder}-2 --set sampler.{name}={value}"
-        return f"sample again: {command} --set num_steps={steps}{self.length.duration(steps)}"
+        command = f"{name}={value}, num_steps={steps}"
+        if folder:
+            command = f"pseudolangevin sample {folder}/config.toml --out {folder}-2 --set sampler.{name}={value}"
+            command += f" --set num_steps={steps}"
+        return f"sample again: {command}{self.length.duration(steps)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
@@ -290,41 +281,39 @@ class Certificate:
             folder: run folder, for the command in the advice.
             verbose: all lines, instead of the worst line of every kind.
         """
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-
-        table = Table(box=None, pad_edge=False)
-        titles = ("line", "T", "chain", "value ± error", "expected ± tolerance", "verdict")
-        for title in (*titles, "" if verbose else "passed"):
-            table.add_column(title, no_wrap=title != "", justify="right" if "±" in title else "left")
-        for name, line, last in self._rows(verbose):
-            temperature = "" if line.temperature is None else f"{line.temperature:g}"
-            value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
-            where = "all" if line.chain is None else str(line.chain)
-            table.add_row(name, temperature, where, value, expected, line.label, last)
-        Console(file=(stream := StringIO()), width=160, color_system=None, force_jupyter=False).print(table)
-        passed, failed, undecided = map(self._lines, Verdict)
-        summary = f"certificate {self.verdict}: {len(passed)} of {len(passed + failed + undecided)} lines passed"
-        summary += f"; failed: {_names(failed)}" if failed else ""
-        summary += f"; undecided: {_names(undecided)}" if undecided else ""
-        first = {line.kind: f"{line.kind}: {line.message}" for line in reversed(failed)}
-        remedies = [] if verbose else list(reversed(first.values()))[:4]
-        below = [*(f"note: {note}" for note in self.notes[:3]), summary, *remedies, self._advice(folder)]
-        return "\n".join([*map(str.rstrip, stream.getvalue().splitlines()), *filter(None, below)])
-
-    def _rows(self, verbose: bool) -> Iterator[tuple[str, Line, str]]:
-        """Yield name, line and last column of every row of the table."""
+        titles = ("line", "T", "chain", "value ± error", "expected ± tolerance", "verdict", "" if verbose else "passed")
+        rows: list[tuple[str, ...]] = [titles]
         if verbose:
-            yield from ((line.name, line, line.message) for line in self.lines)
-            return
-        for kind in dict.fromkeys(line.kind for line in self.lines):
-            lines = [line for line in self.lines if line.kind == kind]
-            num_passed = sum(line.passed for line in lines)
-            yield kind, max(lines, key=lambda line: line.badness), f"{num_passed} of {len(lines)}"
+            rows += [_row(line.name, line, line.message) for line in self.lines]
+        else:
+            for kind in dict.fromkeys(line.kind for line in self.lines):
+                lines = [line for line in self.lines if line.kind == kind]
+                worst, num_passed = max(lines, key=lambda line: line.badness), sum(line.passed for line in lines)
+                rows.append(_row(kind, worst, f"{num_passed} of {len(lines)}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        pads = [str.rjust if "±" in title else str.ljust for title in titles]
+        text = [
+            "  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, widths, strict=True)).rstrip() for row in rows
+        ]
+        text += [f"note: {note}" for note in self.notes[:3]]
+        passed, undecided, failed = map(self._lines, Verdict)
+        summary = f"certificate {self.verdict}: {len(passed)} of {len(passed + undecided + failed)} lines passed"
+        summary += f"; failed: {_names(failed)}" if failed else ""
+        text.append(summary + (f"; undecided: {_names(undecided)}" if undecided else ""))
+        if not verbose:
+            first = {line.kind: line for line in reversed(failed)}
+            text += [f"{kind}: {line.message}" for kind, line in reversed(first.items())][:4]
+        return "\n".join([*text, *filter(None, [self._advice(folder)])])
 
     def __str__(self) -> str:
         """Return the summary."""
         return self.to_text()
+
+
+def _row(name: str, line: Line, last: str) -> tuple[str, ...]:
+    temperature = "" if line.temperature is None else f"{line.temperature:g}"
+    value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
+    return name, temperature, "all" if line.chain is None else str(line.chain), value, expected, line.label, last
 
 
 def _names(lines: Sequence[Line]) -> str:
