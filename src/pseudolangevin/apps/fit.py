@@ -30,10 +30,8 @@ class EquilibriumWarning(UserWarning):
 class Fit(Result):
     """Result of `fit`: that of a run, with the search for its temperature and the cost."""
 
-    search: TemperatureRange | None = None
-    """Result of the search for the temperature; None if the temperature was given."""
-    cost: int = 0
-    """Examples visited by training, steps and search, without records and variance measurements."""
+    search: TemperatureRange | None = None  # result of the search for the temperature; None if it was given
+    cost: int = 0  # examples visited by training, steps and search, without records and variance measurements
 
     @property
     def temperature(self) -> float:
@@ -113,13 +111,13 @@ def fit(
         _say(progress, f"training: {training_steps} steps of Adam")
         rate = 1e-3 * min(1.0, 5e4 / trees.num_weights(weights))  # as `find_temperature`
         adam = Adam(potential, dataset, batch_size=size, learning_rate=rate)
-        lengths: dict[str, Any] = {"num_steps": training_steps, "record_every": training_steps}
+        lengths = {"num_steps": training_steps, "record_every": training_steps}
         lengths["observe_examples"] = min(1_000, dataset.num_examples)
-        weights = sample(adam, weights, **lengths, key=keys[2], **common).weights
+        weights = sample(adam, weights, key=keys[2], **lengths, **common).weights
     _say(progress, f"sampling: {num_chains} chains of {num_steps} steps at temperature {temperature:.3g}, batch {size}")
-    base = max(64, min(5_000, num_steps // 4))
+    often = max(64, min(5_000, num_steps // 4))
     result = sample(
-        BalancedLangevin(potential, dataset, batch_size=size, temperature_ratio=temperature_ratio, refresh_every=base),
+        BalancedLangevin(potential, dataset, batch_size=size, temperature_ratio=temperature_ratio, refresh_every=often),
         weights,
         temperatures=[temperature],
         num_steps=num_steps,
@@ -130,11 +128,10 @@ def fit(
         **common,
         **options,
     )
-    failed = [line.name for line in certificate(result).failed_lines if line.name != "status"]
-    if failed:
-        names = ", ".join(dict.fromkeys(failed))
+    if failed := {line.name: None for line in certificate(result).failed_lines if line.name != "status"}:
         remedy = "raise num_steps, or see print(pl.certificate(result))"
-        warnings.warn(f"the run is not at equilibrium: {names} failed; {remedy}", EquilibriumWarning, stacklevel=2)
+        message = f"the run is not at equilibrium: {', '.join(failed)} failed; {remedy}"
+        warnings.warn(message, EquilibriumWarning, stacklevel=2)
     cost = num_chains * (num_steps + training_steps) * size + (0 if search is None else search.cost)
     return Fit(**vars(result), search=search, cost=cost)
 
