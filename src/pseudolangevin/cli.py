@@ -217,7 +217,7 @@ def tune(
     experiment = build.build(settings, allow_code=allow_code)
     sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
     first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
-    options = {"seconds": max(seconds / 2, seconds - (time.monotonic() - began)), "bias_budget": budget}
+    options: dict[str, Any] = {"seconds": max(seconds / 2, seconds - (time.monotonic() - began)), "bias_budget": budget}
     coldest = min(experiment.run.temperatures)
     with build.naming("tune"):
         tuned = tune(sampler, first, temperature=coldest, key=settings.seed, report=partial(_say, "note"), **options)

@@ -42,7 +42,9 @@ def run_demo(out: Path) -> int:
         outcome = session.continue_run(out, command=COMMAND)
     else:
         settings = Settings.model_validate(SETTINGS)
-        chains = f"{settings.num_chains} chains at T = {', '.join(f'{t:g}' for t in settings.temperatures or [])}"
+        chains = (
+            f"{settings.num_chains} chains at each of T = {', '.join(f'{t:g}' for t in settings.temperatures or [])}"
+        )
         console.print(f"{chains}; {settings.num_steps:,} steps after Adam")
         outcome = session.start(settings, out, command=COMMAND)
     if outcome.interrupted:

@@ -105,11 +105,11 @@ def bench(
         if dataset is None or dataset.num_examples != problem.num_examples:
             dataset = Dataset(*problem.arrays())
         try:
-            rows.append(case | time_sampler(problem, dataset, name, count))
+            rows.append(row := case | time_sampler(problem, dataset, name, count))
         except (RuntimeError, MemoryError) as error:  # JAX raises a RuntimeError where memory does not suffice
-            skipped.append(case | {"reason": str(error).split("\n")[0][:200]})
+            skipped.append(row := case | {"reason": str(error).split("\n")[0][:200]})
         if report is not None:
-            report(json.dumps((rows + skipped)[-1]))
+            report(json.dumps(row))
     return {"machine": machine(), "rows": rows, "skipped": skipped}
 
 
@@ -122,8 +122,7 @@ def time_sampler(
     sampler = make(problem.potential, dataset, **SETTINGS[name], **size)
     temperatures = [problem.temperature] if sampler.uses_temperature else None
     run = Run(sampler, temperatures=temperatures, num_chains=num_chains)
-    weights, began = problem.network.init(jax.random.key(0)), time.perf_counter()
-    block = sampler.steps_per_block if jax.default_backend() != "cpu" else 1
+    weights, block, began = problem.network.init(jax.random.key(0)), sampler.block, time.perf_counter()
     program = _segment.lower(sampler, run.abstract_states(weights), 1, block).compile()
     compile_seconds = time.perf_counter() - began
     memory: Any = program.memory_analysis()

@@ -60,8 +60,7 @@ def fit(
     """Train a network by sampling its weights at an intermediate temperature, without validation set or early stopping.
 
     Adam trains from the given weights, unless the search for the temperature has done it. Balanced Langevin samples
-    from there. Its first half equilibrates; the second half gives the ensemble. A warning names the lines of the
-    certificate that failed. A chain that stops does not affect the others, and everything recorded is returned.
+    from there; the second half of the run gives the ensemble. A warning names lines of the certificate that failed.
 
     Args:
         potential: U, from `classification` or `regression`.
@@ -72,12 +71,12 @@ def fit(
         num_chains: independent chains, whose samples form one ensemble.
         samples_per_chain: samples of each chain in the ensemble.
         batch_size: examples per mini-batch, S; default 1 % of the data set.
-        temperature_ratio: 𝒯.
+        temperature_ratio: 𝒯, as in `balanced_langevin`.
         training_steps: steps of Adam before the first sample; default: a fifth of `num_steps`, at most 2000.
         search_epochs: budget of `find_temperature`.
         test: data set for `test_loss` and `test_error` in the trace; no decision depends on it.
         key: random key, or an integer seed.
-        progress: show a progress bar; default: on a terminal, and lines elsewhere.
+        progress: as in `sample`.
         **options: further arguments of `sample`.
 
     Example:
@@ -93,8 +92,6 @@ def fit(
         search = find_temperature(potential, dataset, weights, epochs=search_epochs, key=keys[0], progress=progress)
         temperature, weights = search.temperature, search.weights
         _say(progress, f"temperature {temperature:.3g}, found in {search.epochs:.3g} epochs")
-    elif isinstance(temperature, str):
-        raise ValueError(f'temperature = {temperature!r}: give a number, or "auto"')
     check_positive("temperature", temperature, 'exp(-U/T) needs T > 0; "auto" finds one')
     if num_steps is None:
         num_steps = max(1_000, math.ceil(12 / (4 * size * temperature * temperature_ratio)))
@@ -111,7 +108,7 @@ def fit(
         _say(progress, f"training: {training_steps} steps of Adam")
         rate = 1e-3 * min(1.0, 5e4 / trees.num_weights(weights))  # as `find_temperature`
         adam = Adam(potential, dataset, batch_size=size, learning_rate=rate)
-        lengths = {"num_steps": training_steps, "record_every": training_steps}
+        lengths: dict[str, Any] = {"num_steps": training_steps, "record_every": training_steps}
         lengths["observe_examples"] = min(1_000, dataset.num_examples)
         weights = sample(adam, weights, key=keys[2], **lengths, **common).weights
     _say(progress, f"sampling: {num_chains} chains of {num_steps} steps at temperature {temperature:.3g}, batch {size}")

@@ -43,7 +43,6 @@ def trained_starts(
     learning_rate: float = 1e-3,
     untrained: bool = False,
     placement: Placement | Mesh | None = None,
-    max_seconds: float | None = None,
     on_pause: Callable[[], object] | None = None,
     key: Key | int = 0,
     progress: bool | None = None,
@@ -65,7 +64,6 @@ def trained_starts(
         learning_rate: learning rate of Adam.
         untrained: return the random weights that the chosen trainings began with.
         placement: devices, as in `Run`.
-        max_seconds: time limit of the training.
         on_pause: function called every 500 steps; an exception that it raises ends the training.
         key: random key, or an integer seed; the weights of candidate i are `init(jax.random.fold_in(key, i))`.
         progress: show a progress bar; default: when the output is a terminal.
@@ -81,12 +79,9 @@ def trained_starts(
     size, num_observed = min(batch_size, dataset.num_examples), min(10_000, dataset.num_examples)
     sampler = Adam(potential, dataset, batch_size=size, learning_rate=learning_rate, **adam)
     run = Run(sampler, num_chains=total, observe_examples=num_observed, placement=placement)
-    states = run.start(jax.tree.map(lambda w: w[None], first), key)
-    observed: dict[str, np.ndarray] = {}
-    every = num_steps if max_seconds is None else min(500, num_steps)
-    limits: dict[str, Any] = {"stop": num_steps, "every": every, "pause_every": 500, "max_seconds": max_seconds}
+    states, observed = run.start(jax.tree.map(lambda w: w[None], first), key), dict[str, np.ndarray]()
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # trainings that fail are not chosen
-        for record in run.records(states, **limits, progress=progress):
+        for record in run.records(states, stop=num_steps, every=num_steps, pause_every=500, progress=progress):
             states, observed = record.states, record.observables or observed
             if on_pause is not None:
                 on_pause()
@@ -96,12 +91,10 @@ def trained_starts(
     if failed[chosen].any():
         broken = f"{failed.sum()} of {total} trainings did not stay finite"
         raise ValueError(f"{broken}; lower learning_rate = {learning_rate:g}, or give other random weights")
-    if dead[chosen].any():
-        message = (
-            f"{dead[chosen].sum()} of {num_starts} starts have a dead class, whose score is the same for nearly every "
-            'example; raise candidates, change the seed, or use output_activation = "identity"'
-        )
-        warnings.warn(message, DeadClassWarning, stacklevel=2)
+    if num_dead := dead[chosen].sum():
+        why = f"{num_dead} of {num_starts} starts have a dead class, whose score is the same for nearly every example"
+        remedy = 'raise candidates, change the seed, or use output_activation = "identity"'
+        warnings.warn(f"{why}; {remedy}", DeadClassWarning, stacklevel=2)
     return jax.tree.map(lambda w: w[chosen], first if untrained else states.weights)
 
 
@@ -233,7 +226,7 @@ def find_temperature(
         )
     curve = _curve(result)
     found = judge(curve, start_loss=start_loss, coldest=coldest)
-    index = curve["temperature"].values.tolist().index(found[0])
+    index = result.temperature_index(found[0])
     if curve["valid"].values[index]:
         start = jax.tree.map(lambda w: w[index, 0], result.weights)
     cost = training_cost + num_temperatures * (4 * observed + batch_size * (num_steps + 400))
