@@ -71,7 +71,7 @@ def bench(
     chains: Sequence[int] = (1, 8, 64),
     samplers: Sequence[str] | None = None,
     seconds: float = 600.0,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time samplers on the paper's problem at several sizes and numbers of chains, until the time is up.
 
@@ -108,8 +108,7 @@ def bench(
             rows.append(row := case | time_sampler(problem, dataset, name, count))
         except (RuntimeError, MemoryError) as error:  # JAX raises a RuntimeError where memory does not suffice
             skipped.append(row := case | {"reason": str(error).split("\n")[0][:200]})
-        if report is not None:
-            report(json.dumps(row))
+        report(json.dumps(row))
     return {"machine": machine(), "rows": rows, "skipped": skipped}
 
 

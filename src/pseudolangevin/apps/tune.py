@@ -1,10 +1,8 @@
-"""Find the settings with which the weights move fastest on this machine, within a bias budget.
+"""Find the settings with which the weights move fastest on this machine, within a bias budget (docs/tuning.md).
 
-The search follows from what was measured (docs/tuning.md). The displacement per step grows as batch size times
-temperature ratio, so the best batch size is the one with the most examples per second: batch sizes are only timed. The
-bias depends on the ratio and hardly on the batch size: the ratio is raised while loss, |w|² and error are within the
-budget. Masses go as 1/(batch size · ratio): with a million weights, light masses make chains non-finite before the bias
-ends the climb, and a smaller batch with a larger ratio was three times as fast.
+The displacement per step grows as batch size times temperature ratio, so batch sizes are only timed. The bias depends
+on the ratio: it is raised while loss, |w|² and error are within the budget. Masses go as 1/(batch size · ratio): where
+light masses make a chain non-finite, a smaller batch takes a larger ratio.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ class Tuned:
 
     sampler: Sampler  # recommended, ready to run
     settings: dict[str, Any]  # those of the sampler
-    tried: pd.DataFrame  # all candidates: time, D*/N in 1/s, and biases relative to the first one; NaN if unknown
-    best: int  # row of the recommendation; without a candidate within the budget, that of the smallest ratio
+    best: dict[str, Any]  # the recommendation as measured; without one within the budget, the smallest ratio
+    tried: list[dict[str, Any]]  # all candidates: time, D*/N in 1/s, and biases relative to the first one
     within_budget: bool  # whether all biases of the recommendation are within the budget, and known to that precision
     temperature: float
     bias_budget: float
@@ -45,10 +43,9 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
-        names = ("settings", "within_budget", "temperature", "bias_budget", "notes", "seconds")
-        rows = self.tried.to_dict("records")
-        found = {"sampler": self.sampler.name, "best": rows[self.best], "tried": rows}
-        found |= {name: getattr(self, name) for name in names}
+        found = {name: value for name, value in vars(self).items() if name not in ("sampler", "weights")}
+        rows = [{n: v._asdict() if isinstance(v, Average) else v for n, v in row.items()} for row in self.tried]
+        found |= {"sampler": self.sampler.name, "best": rows[self.tried.index(self.best)], "tried": rows}
         return json.loads(json.dumps(found), parse_constant=lambda _: None)
 
     def to_toml(self) -> str:
@@ -58,12 +55,16 @@ class Tuned:
 
     def __str__(self) -> str:
         """Return a table of all candidates, the notes and the verdict."""
-        best, reference = self.tried.loc[self.best], self.tried["temperature_ratio"][0]
-        verdict = f"{'' if self.within_budget else 'NOT '}within {self.bias_budget:.1%} of a ratio of {reference:g}"
-        found = f"batch size {best['batch_size']}, temperature ratio {best['temperature_ratio']:g}, {verdict}"
-        notes = [f"note: {note}" for note in self.notes]
-        table = self.tried.to_string(float_format="{:.3g}".format)
-        return "\n".join([table, *notes, f"{self.sampler.name} at T = {self.temperature:g}: {found}"])
+        table = pd.DataFrame([{n: _text(v) for n, v in row.items()} for row in self.tried]).to_string(index=False)
+        settings = "batch size {batch_size}, temperature ratio {temperature_ratio:g}".format(**self.best)
+        verdict = f"{'' if self.within_budget else 'NOT '}within {self.bias_budget:.1%} of"
+        reference = f"sampling at a temperature ratio of {self.tried[0]['temperature_ratio']:g}"
+        found = f"{self.sampler.name} at T = {self.temperature:g}: {settings}, {verdict} {reference}"
+        return "\n".join([table, *(f"note: {note}" for note in self.notes), found])
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def tune(
@@ -77,7 +78,7 @@ def tune(
     temperature_ratios: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
     observe_examples: int | None = None,
     key: int = 0,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Tuned:
     """Find the batch size and temperature ratio with the largest D*, diffusion in wall-clock time, on this machine.
 
@@ -133,12 +134,11 @@ def tune(
     if measured.stopped:
         remedy = "lower temperature_ratios, raise mass_floor, or start from trained weights"
         raise ValueError(f"the chain turned non-finite at the smallest temperature ratio, {ratios[0]:g}; {remedy}")
-    reference, index = _estimates(measured), 0
+    reference, index = {name: found for name, found in _estimates(measured).items() if found.mean != 0}, 0
     while True:
         row = {"batch_size": size, "temperature_ratio": ratios[index]} | _judged(measured, reference, bias_budget)
         tried.append(row)
-        if report is not None:
-            report(", ".join(f"{name} {value:.4g}" for name, value in row.items() if name != "note"))
+        report(", ".join(f"{name} {_text(value)}" for name, value in row.items() if value != ""))
         if measured.stopped and sizes:
             size = sizes.pop()  # masses are heavier for smaller batches
         elif row["within_budget"]:
@@ -148,14 +148,12 @@ def tune(
         if index == len(ratios) or left() < 0.03 * seconds:
             break
         measured = measure(size, ratios[index], len(ratios) - index)
-    table = pd.DataFrame(tried)
-    if table["note"].all():
+    if all(row["note"] for row in tried):
         notes.append(f"{seconds:g} s were too short to judge any candidate; give more time")
-    best = int(table["coefficient"].where(table["within_budget"], -1.0).argmax())
-    row = tried[best]
-    recommended = _changed(sampler, row["batch_size"], row["temperature_ratio"])
-    found = (recommended, recommended.settings, table, best, row["within_budget"], temperature, bias_budget, notes)
-    return Tuned(*found, time.perf_counter() - began, weights)
+    best = max((row for row in tried if row["within_budget"]), key=lambda row: row["coefficient"], default=tried[0])
+    recommended = _changed(sampler, best["batch_size"], best["temperature_ratio"])
+    numbers = (best["within_budget"], temperature, bias_budget, notes, time.perf_counter() - began)
+    return Tuned(recommended, recommended.settings, best, tried, *numbers, weights)
 
 
 def _checked(
@@ -182,7 +180,7 @@ def _timed(
     for size in sizes:
         run = Run(_changed(sampler, size, jnp.array(ratio)), temperatures=[temperature])
         # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
-        states = run.start(weights, key) if states is None else states
+        states = states or run.start(weights, key)
         copies = jax.tree.map(jnp.copy, states)
         measured = measure_diffusion(run, copies, every=50, seconds=0.01 * seconds, discard_steps=50)
         found[size] = measured.seconds_per_step
@@ -192,19 +190,20 @@ def _timed(
 
 
 def _judged(measured: MeasuredDiffusion, reference: Mapping[str, Average], budget: float) -> dict[str, Any]:
-    """Return D*/N and biases of a candidate."""
-    row: dict[str, Any] = {
-        name: getattr(measured, name) for name in ("seconds_per_step", "coefficient", "coefficient_error")
-    }
-    estimates, settled, within = _estimates(measured), True, not measured.stopped
+    """Return time per step, D*/N and biases of a candidate."""
+    estimates, bias = _estimates(measured), dict[str, Average]()
     for name, exact in reference.items():
-        found = estimates.get(name, Average(math.nan, math.inf, 0.0))
-        error = math.hypot(found.standard_error, exact.standard_error) / abs(exact.mean)
-        bias = found.mean / exact.mean - 1
-        row |= {f"bias_{name}": bias, f"bias_{name}_error": error}
-        settled, within = settled and error <= budget, within and abs(bias) <= budget
-    note = "turned non-finite" if measured.stopped else "" if settled else "averages not settled"
-    return row | {"within_budget": within and settled, "note": note}
+        mean, error, effective = estimates.get(name, Average(math.nan, math.inf, 0.0))
+        error = math.hypot(error, exact.standard_error) / abs(exact.mean)
+        bias[f"bias_{name}"] = Average(mean / exact.mean - 1, error, effective)
+    settled = all(b.standard_error <= budget for b in bias.values())
+    return {
+        "seconds_per_step": measured.seconds_per_step,
+        "coefficient": Average(measured.coefficient, measured.coefficient_error, math.nan),
+        **bias,
+        "within_budget": settled and all(abs(b.mean) <= budget for b in bias.values()),
+        "note": "turned non-finite" if measured.stopped else "" if settled else "averages not settled",
+    }
 
 
 def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
