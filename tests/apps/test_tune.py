@@ -82,6 +82,8 @@ def test_the_fastest_settings_within_the_budget_are_found(simulate):
     biases = [tuned.best[f"bias_{name}"].mean for name in OBSERVABLES]
     assert biases == pytest.approx([0.15 * 0.09 / 1.0015] * 3, rel=0.02)
     assert "100: 2" in tuned.notes[0]
+    small = pl.balanced_langevin(tuned.sampler.potential, tuned.sampler.dataset, batch_size=10)  # friction on 100
+    assert simulate(machine, small).settings["friction_batch_size"] == 1_000  # in proportion, but not above P
     biased = simulate(Machine({10: 1e-3, 30: 1.2e-3}, bias_per_ratio=0.6))
     assert (biased.settings["temperature_ratio"], biased.within_budget) == (0.03, True)
 

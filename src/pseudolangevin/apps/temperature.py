@@ -274,7 +274,7 @@ def judge(
 
 def _curve(result: Result) -> xr.Dataset:
     """Return averages against temperature."""
-    trace, valid = result.trace.isel(chain=0), healthy_chains(result.trace)[:, 0]
+    trace, valid = result.trace.isel(chain=0, drop=True), healthy_chains(result.trace)[:, 0]
     if "dead_class" in trace:
         valid = valid & ~trace["dead_class"].isel(draw=-1).any("class").values
     curve = trace.mean("draw", skipna=False)

@@ -224,5 +224,6 @@ def _changed(sampler: Any, batch_size: int, temperature_ratio: Any) -> Sampler:
     if hasattr(sampler, "max_temperature_ratio"):
         changes["max_temperature_ratio"] = None  # the limit follows the ratio
     if friction := getattr(sampler, "friction_batch_size", None):
-        changes["friction_batch_size"] = max(2, round(friction / sampler.batch_size * batch_size))
+        in_proportion = max(2, round(friction / sampler.batch_size * batch_size))
+        changes["friction_batch_size"] = min(in_proportion, sampler.dataset.num_examples)
     return replace(sampler, **changes)
