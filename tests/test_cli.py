@@ -9,6 +9,7 @@ import random
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from matplotlib.figure import Figure
@@ -49,6 +50,8 @@ def test_the_printed_configuration_can_be_edited_and_run(capsys, tmp_path):
         "sampel",
         "sample",
         "sample no-such-file.toml",
+        "sample . --out out",
+        "sample /proc/self/mem --out out",
         "sample --colour",
         "sample --set seed",
         "resume",
@@ -139,19 +142,6 @@ def test_mutated_configurations_are_one_line_and_write_nothing(tmp_path, capsys)
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.toml"]
 
 
-@pytest.mark.parametrize("path", [".", "/proc/self/mem"])
-def test_configurations_that_cannot_be_read(tmp_path, capsys, path):
-    assert cli.run(["sample", path, "--out", str(tmp_path / "out")]) == 2
-    assert_one_clear_line(capsys)
-
-
-def failing(error: Exception) -> Any:
-    def fail(*arguments: Any, **settings: Any) -> None:
-        raise error
-
-    return fail
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -164,14 +154,14 @@ def failing(error: Exception) -> Any:
     ids=lambda value: type(value).__name__,
 )
 def test_files_that_cannot_be_used(error, words, capsys, monkeypatch):
-    monkeypatch.setattr(session, "load", failing(error))
+    monkeypatch.setattr(session, "load", Mock(side_effect=error))
     assert cli.run(["check", "run"]) == 2
     assert words in assert_one_clear_line(capsys)
 
 
 @pytest.mark.parametrize("error", [OSError("not of a file"), ConnectionError(errno.ECONNRESET, "reset")])
 def test_errors_of_the_program_keep_their_traceback(error, monkeypatch):
-    monkeypatch.setattr(session, "load", failing(error))
+    monkeypatch.setattr(session, "load", Mock(side_effect=error))
     with pytest.raises(OSError, match=str(error).partition("] ")[2] or str(error)):
         cli.run(["check", "run"])
 
@@ -196,18 +186,10 @@ def test_an_interrupted_command_without_a_run_is_to_be_started_again(number, tmp
 
 
 def test_the_temperature_is_printed_before_its_figure_fails(tmp_path, capsys, monkeypatch):
-    class Found:
-        conclusive = True
-
-        def __str__(self) -> str:
-            return "the temperature"
-
-        def to_dict(self) -> dict[str, Any]:
-            return {}
-
     (tmp_path / "run.toml").write_text(SMALL_RUN)
     (tmp_path / "scan.png").mkdir()
-    monkeypatch.setattr(temperature, "find_temperature", lambda *arguments, **more: Found())
+    found = MagicMock(conclusive=True, __str__=lambda self: "the temperature", to_dict=dict)
+    monkeypatch.setattr(temperature, "find_temperature", lambda *arguments, **more: found)
     monkeypatch.setattr(temperature, "temperature_figure", lambda found: Figure())
     assert cli.run(["temperature", str(tmp_path / "run.toml"), "--figure", str(tmp_path / "scan.png")]) == 2
     printed = capsys.readouterr()

@@ -35,25 +35,17 @@ from .samplers.tempered import annealed, replica_exchange
 
 __version__ = "0.1.0.dev0"
 
-_LAZY = {  # imported when first used: they need files, plots or statistics
-    "Certificate": "diagnostics.certificate",
-    "EquilibriumWarning": "apps.fit",
-    "Fit": "apps.fit",
-    "TemperatureRange": "apps.temperature",
-    "Tuned": "apps.tune",
-    "anneal": "apps.thermodynamics",
-    "certificate": "diagnostics.certificate",
-    "diagnostics": "diagnostics",
-    "evidence": "apps.thermodynamics",
-    "find_temperature": "apps.temperature",
-    "fit": "apps.fit",
-    "free_energy": "apps.thermodynamics",
-    "learning_coefficient": "apps.thermodynamics",
-    "load": "runs.session",
-    "predictions": "diagnostics.ensemble",  # the module itself
-    "resume": "runs.session",
-    "tune": "apps.tune",
+_LAZY_MODULES = {  # imported when first used: they need files, plots or statistics
+    "apps.fit": ("EquilibriumWarning", "Fit", "fit"),
+    "apps.temperature": ("TemperatureRange", "find_temperature"),
+    "apps.thermodynamics": ("anneal", "evidence", "free_energy", "learning_coefficient"),
+    "apps.tune": ("Tuned", "tune"),
+    "diagnostics": ("diagnostics",),  # the module itself
+    "diagnostics.certificate": ("Certificate", "certificate"),
+    "diagnostics.ensemble": ("predictions",),  # the module itself
+    "runs.session": ("load", "resume"),
 }
+_LAZY = {name: module for module, names in _LAZY_MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

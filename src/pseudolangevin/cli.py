@@ -16,8 +16,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from importlib import metadata
@@ -30,7 +29,6 @@ DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="Run folder.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Configuration.")]
-OptionalConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG.toml", help="Configuration.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, in TOML.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Coordinator = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of process 0, if several.")]
@@ -63,13 +61,12 @@ def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("
     """Sample the small network of the paper at several temperatures, on the CPU, in minutes."""
     from .demo import run_demo
 
-    with _resumable(out):
-        return run_demo(out)
+    return run_demo(out)
 
 
 @app.command(epilog="pseudolangevin sample run.toml --out runs/first --set sampler.batch_size=1024")
 def sample(
-    config_file: OptionalConfigFile = None,
+    config_file: Annotated[Path | None, typer.Argument(metavar="CONFIG.toml", help="Configuration.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to create (default: runs/DATE-TIME).")] = None,
     overrides: Overrides = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings; run nothing.")] = False,
@@ -88,15 +85,14 @@ def sample(
     if config_file is None and not print_config:
         remedy = "make one with `pseudolangevin sample --print-config > run.toml`"
         raise config.ConfigError([f"no configuration given; {remedy}, then `pseudolangevin sample run.toml`"])
-    changes, read = overrides or (), partial(config.read, config_file) if config_file else partial(config.parse, "")
-    settings = read(changes, to_edit=print_config)
+    read = partial(config.read, config_file) if config_file else partial(config.parse, "")
+    settings = read(overrides or (), to_edit=print_config)
     if print_config:
         print(config.to_toml(settings), end="")
         return DONE
     path = out or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
-    with _resumable(path):
-        _join(coordinator, num_processes, process_id, distributed)
-        return _report_outcome(session.start(settings, path, allow_code=allow_code))
+    _join(coordinator, num_processes, process_id, distributed)
+    return _report_outcome(session.start(settings, path, allow_code=allow_code))
 
 
 @app.command(epilog="pseudolangevin resume runs/first --steps 1200000   (extends a finished run)")
@@ -117,11 +113,10 @@ def resume(
     """
     from .runs import session
 
-    with _resumable(run_dir):
-        _join(coordinator, num_processes, process_id, distributed)
-        lengths = {"num_steps": steps, "record_every": record_every}
-        changes = [*(overrides or ()), *(f"{key}={value}" for key, value in lengths.items() if value is not None)]
-        return _report_outcome(session.continue_run(run_dir, changes, how={"allow_code": allow_code}))
+    _join(coordinator, num_processes, process_id, distributed)
+    lengths = {"num_steps": steps, "record_every": record_every}
+    changes = [*(overrides or ()), *(f"{key}={value}" for key, value in lengths.items() if value is not None)]
+    return _report_outcome(session.continue_run(run_dir, changes, how={"allow_code": allow_code}))
 
 
 @app.command(epilog="pseudolangevin check runs/first && echo trustworthy")
@@ -189,9 +184,9 @@ def temperature(
         raise config.ConfigError([f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists"])
     settings = config.read(config_file, overrides or ())
     experiment = build.build(settings, check_start=False, allow_code=allow_code)
-    sampler, weights = experiment.run.sampler, experiment.random_weights()
+    model = experiment.run.sampler.potential, experiment.run.sampler.dataset, experiment.random_weights()
     with build.naming("temperature"):
-        found = search.find_temperature(sampler.potential, sampler.dataset, weights, epochs=epochs, key=settings.seed)
+        found = search.find_temperature(*model, epochs=epochs, key=settings.seed)
     code = _show(found, found.to_dict(), as_json, found.conclusive)
     if figure is not None:
         search.temperature_figure(found).savefig(figure)
@@ -222,10 +217,10 @@ def tune(
     experiment = build.build(settings, allow_code=allow_code)
     sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
     first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
-    options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
-    seconds = max(seconds / 2, seconds - (time.monotonic() - began))
+    options: dict[str, Any] = {"seconds": max(seconds / 2, seconds - (time.monotonic() - began)), "bias_budget": budget}
+    coldest = min(experiment.run.temperatures)
     with build.naming("tune"):
-        tuned = tune(sampler, first, seconds=seconds, bias_budget=budget, report=partial(_say, "note"), **options)
+        tuned = tune(sampler, first, temperature=coldest, key=settings.seed, report=partial(_say, "note"), **options)
     return _show(f"{tuned}\n{tuned.to_toml()}", tuned.to_dict(), as_json, tuned.within_budget)
 
 
@@ -291,15 +286,15 @@ def _report_outcome(outcome: Any) -> int:
     code = INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
     if not placement.is_first():  # the first process prints for all of them
         return code
-    path, done = outcome.path, f"{outcome.step} of {outcome.num_steps} steps"
+    path, done = outcome.path, f"{outcome.step} of {outcome.num_steps}"
     for note in outcome.notes:
         _say("note", note)
     if code == INTERRUPTED:
-        _say("interrupted", f"at step {done.replace(' steps', '')}; continue with `pseudolangevin resume {path}`")
+        _say("interrupted", f"at step {done}; continue with `pseudolangevin resume {path}`")
     elif outcome.nothing_to_do:
         print(f"{path}: the run already has {outcome.step} steps; there is nothing to do")
     else:
-        print(f"{path}: {done} done, {outcome.seconds:.0f} s of sampling")
+        print(f"{path}: {done} steps done, {outcome.seconds:.0f} s of sampling")
     if code == FAILED:
         _say("stopped", f"{outcome.stopped_chains} chains ended early; {path}/log.txt gives the reasons")
     elif code == DONE and not outcome.nothing_to_do:
@@ -314,18 +309,6 @@ def _join(coordinator: str | None, num_processes: int | None, process_id: int | 
 
         with build.naming("processes"):
             placement.connect(coordinator, num_processes, process_id)
-
-
-@contextmanager
-def _resumable(path: Path) -> Iterator[None]:
-    """Name the command that continues the run, if the run has begun, when the block is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not (path / "config.toml").is_file():
-            raise
-        _say("interrupted", f"what was recorded is safe; continue with `pseudolangevin resume {path}`")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def _explain(error: Exception) -> list[str] | None:
@@ -359,15 +342,15 @@ def _handle(error: Exception) -> int:
     alone = not shared and placement.several()
     for line in lines or ():
         _say("error", line)
+    if lines is None and not alone:
+        raise error
     code = BAD_INPUT
     if lines is None:
-        if not alone:
-            raise error
         traceback.print_exception(error)
         code = FAILED
         if type(error).__name__ == "JaxRuntimeError":  # another process is gone; the text depends on the network
-            remedy = "what was recorded is safe; start all processes again with `pseudolangevin resume DIR`"
-            _say("interrupted", f"another process is gone; {remedy}")
+            remedy = "start all processes again with `pseudolangevin resume DIR`"
+            _say("interrupted", f"another process is gone; what was recorded is safe; {remedy}")
             code = INTERRUPTED
     if alone:
         placement.leave(code)

@@ -9,7 +9,8 @@ import pytest
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin.apps import bench as bench_module
-from pseudolangevin.apps.bench import SAMPLERS, Problem, bench
+from pseudolangevin.apps.bench import SETTINGS, Problem, bench
+from pseudolangevin.samplers import SAMPLERS
 
 SIZE = 2_115  # five hidden units
 
@@ -48,7 +49,7 @@ def test_a_row_holds_times_and_memory(measured):
 
 def test_without_time_or_memory_a_reason_is_listed(monkeypatch):
     found = bench([SIZE], [1], seconds=1e-9)
-    assert len(found["skipped"]) == len(SAMPLERS)
+    assert len(found["skipped"]) == len(SETTINGS)
     assert {row["reason"] for row in found["skipped"]} == {"no time was left"}
 
     def exhausted(*_):
@@ -60,11 +61,11 @@ def test_without_time_or_memory_a_reason_is_listed(monkeypatch):
 
 def test_every_sampler_of_the_package_is_timed():
     public = [value for value in vars(pl).values() if isinstance(value, type) and issubclass(value, pl.Sampler)]
-    assert set(SAMPLERS) == {sampler.name for sampler in public if sampler is not pl.Sampler}
+    assert set(SETTINGS) == {sampler.name for sampler in public if sampler is not pl.Sampler}
     problem = Problem(SIZE)
     dataset = pl.Dataset(*problem.arrays())
-    for make, settings in SAMPLERS.values():
-        make(problem.potential, dataset, **settings)  # the settings are valid
+    for name, settings in SETTINGS.items():
+        SAMPLERS[name](problem.potential, dataset, **settings)  # the settings are valid
 
 
 @pytest.mark.parametrize(

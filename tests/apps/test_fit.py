@@ -21,14 +21,7 @@ def spins():
     return train, network, pl.classification(network.apply, weight_decay=1.0)
 
 
-SETTINGS: dict[str, Any] = {
-    "num_steps": 300,
-    "num_starts": 2,
-    "candidates": 8,
-    "learning_rate": 1e-2,
-    "key": 1,
-    "progress": False,
-}
+SETTINGS: dict[str, Any] = {"num_steps": 300, "num_starts": 2, "candidates": 8, "learning_rate": 1e-2, "key": 1}
 
 
 def test_trained_starts_have_learned_every_class(spins):
@@ -55,15 +48,6 @@ def test_starts_that_lost_a_class_or_failed_are_reported(spins):
         trained_starts(potential, train, silent, **SETTINGS)
     with pytest.raises(ValueError, match=r"16 of 16 trainings did not stay finite.*learning_rate"):
         trained_starts(potential, train, lambda key: jax.tree.map(lambda w: 1e30 * w, network.init(key)), **SETTINGS)
-
-
-def test_the_training_of_a_start_can_be_interrupted(spins):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    train, network, potential = spins
-    with pytest.raises(KeyboardInterrupt):
-        trained_starts(potential, train, network.init, on_pause=interrupt, **SETTINGS)
 
 
 def test_the_regression_ensemble_is_the_bayesian_posterior():

@@ -21,23 +21,20 @@ from ..chains import Run, _segment
 from ..data import Dataset
 from ..models import feedforward
 from ..potential import classification
-from ..samplers.adam import Adam
-from ..samplers.balanced import BalancedLangevin
-from ..samplers.base import MAX_STEPS, Sampler
-from ..samplers.hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
-from ..samplers.langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
+from ..samplers import SAMPLERS
+from ..samplers.base import MAX_STEPS
 
-SAMPLERS: dict[str, tuple[type, dict[str, Any]]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     # Masses at this ratio are so heavy that random starts stay finite; the time of a step does not depend on it.
-    "pseudo_langevin": (PseudoLangevin, {"temperature_ratio": 1e-6, "refresh_every": 50_000, "warmup_refreshes": 0}),
-    "balanced_langevin": (BalancedLangevin, {"temperature_ratio": 1e-6, "refresh_every": 50_000}),
-    "naive_pseudo_langevin": (NaivePseudoLangevin, {"time_step": 1e-3, "refresh_every": 50_000}),
-    "full_batch_langevin": (FullBatchLangevin, {"time_step": 1e-3}),
-    "hybrid_monte_carlo": (HybridMonteCarlo, {"num_leapfrog_steps": 10, "time_step": 1e-4}),
-    "minibatch_hybrid_monte_carlo": (MinibatchHybridMonteCarlo, {"num_leapfrog_steps": 10, "time_step": 1e-4}),
-    "adam": (Adam, {}),
+    "pseudo_langevin": {"temperature_ratio": 1e-6, "refresh_every": 50_000, "warmup_refreshes": 0},
+    "balanced_langevin": {"temperature_ratio": 1e-6, "refresh_every": 50_000},
+    "naive_pseudo_langevin": {"time_step": 1e-3, "refresh_every": 50_000},
+    "full_batch_langevin": {"time_step": 1e-3},
+    "hybrid_monte_carlo": {"num_leapfrog_steps": 10, "time_step": 1e-4},
+    "minibatch_hybrid_monte_carlo": {"num_leapfrog_steps": 10, "time_step": 1e-4},
+    "adam": {},
 }
-"""Classes and settings of the samplers that are timed."""
+"""Settings of the samplers that are timed."""
 
 
 class Problem:
@@ -74,7 +71,7 @@ def bench(
     chains: Sequence[int] = (1, 8, 64),
     samplers: Sequence[str] | None = None,
     seconds: float = 600.0,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time samplers on the paper's problem at several sizes and numbers of chains, until the time is up.
 
@@ -93,13 +90,13 @@ def bench(
         >>> bench(sizes=[11_160], chains=[1], samplers=["pseudo_langevin"], seconds=60)["rows"]  # doctest: +SKIP
     """
     for name in samplers or ():
-        check_choice("samplers", name, SAMPLERS)
+        check_choice("samplers", name, SETTINGS)
     for count in chains:
         check_integer("chains", count, minimum=1)
     check_positive("seconds", seconds)
     began, dataset = time.perf_counter(), None
     rows, skipped = list[dict[str, Any]](), list[dict[str, Any]]()
-    cases = [(Problem(n), name, count) for n in sizes for count in sorted(chains) for name in samplers or SAMPLERS]
+    cases = [(Problem(n), name, count) for n in sizes for count in sorted(chains) for name in samplers or SETTINGS]
     for problem, name, count in cases:
         case = {"num_weights": problem.num_weights, "sampler": name, "num_chains": count}
         if time.perf_counter() - began > seconds:
@@ -108,11 +105,10 @@ def bench(
         if dataset is None or dataset.num_examples != problem.num_examples:
             dataset = Dataset(*problem.arrays())
         try:
-            rows.append(case | time_sampler(problem, dataset, name, count))
+            rows.append(row := case | time_sampler(problem, dataset, name, count))
         except (RuntimeError, MemoryError) as error:  # JAX raises a RuntimeError where memory does not suffice
-            skipped.append(case | {"reason": str(error).split("\n")[0][:200]})
-        if report is not None:
-            report(json.dumps((rows + skipped)[-1]))
+            skipped.append(row := case | {"reason": str(error).split("\n")[0][:200]})
+        report(json.dumps(row))
     return {"machine": machine(), "rows": rows, "skipped": skipped}
 
 
@@ -120,14 +116,12 @@ def time_sampler(
     problem: Problem, dataset: Dataset, name: str, num_chains: int = 1, *, seconds: float = 2.0, refresh: bool = True
 ) -> dict[str, Any]:
     """Return the time per step of one sampler, repeated for some seconds, and the memory of the compiled steps."""
-    make, settings = SAMPLERS[name]
-    if "batch_size" in {field.name for field in fields(make)}:
-        settings = settings | {"batch_size": problem.batch_size}
-    sampler: Sampler = make(problem.potential, dataset, **settings)
+    make: Any = SAMPLERS[name]
+    size = {"batch_size": problem.batch_size} if "batch_size" in {field.name for field in fields(make)} else {}
+    sampler = make(problem.potential, dataset, **SETTINGS[name], **size)
     temperatures = [problem.temperature] if sampler.uses_temperature else None
     run = Run(sampler, temperatures=temperatures, num_chains=num_chains)
-    weights, began = problem.network.init(jax.random.key(0)), time.perf_counter()
-    block = sampler.steps_per_block if jax.default_backend() != "cpu" else 1
+    weights, block, began = problem.network.init(jax.random.key(0)), sampler.block, time.perf_counter()
     program = _segment.lower(sampler, run.abstract_states(weights), 1, block).compile()
     compile_seconds = time.perf_counter() - began
     memory: Any = program.memory_analysis()
@@ -148,12 +142,11 @@ def time_sampler(
     while time.perf_counter() - began < seconds and len(times) < 40:
         times.append(timed(steps))
     refresh_seconds = 0.0
-    if refresh and sampler.refreshes:
-        again = jax.jit(jax.vmap(sampler.refresh)).lower(states).compile()
-        for _ in range(2):  # the first time loads the program
-            began = time.perf_counter()
-            jax.block_until_ready(again(states))
-            refresh_seconds = time.perf_counter() - began
+    again = jax.jit(jax.vmap(sampler.refresh))
+    for _ in range(2 if refresh and sampler.refreshes else 0):  # the first time compiles
+        began = time.perf_counter()
+        jax.block_until_ready(again(states))
+        refresh_seconds = time.perf_counter() - began
     step = statistics.median(times)
     return {
         "batch_size": sampler.batch_size,

@@ -30,10 +30,8 @@ class EquilibriumWarning(UserWarning):
 class Fit(Result):
     """Result of `fit`: that of a run, with the search for its temperature and the cost."""
 
-    search: TemperatureRange | None = None
-    """Result of the search for the temperature; None if the temperature was given."""
-    cost: int = 0
-    """Examples visited by training, steps and search, without records and variance measurements."""
+    search: TemperatureRange | None = None  # result of the search for the temperature; None if it was given
+    cost: int = 0  # examples visited by training, steps and search, without records and variance measurements
 
     @property
     def temperature(self) -> float:
@@ -62,8 +60,7 @@ def fit(
     """Train a network by sampling its weights at an intermediate temperature, without validation set or early stopping.
 
     Adam trains from the given weights, unless the search for the temperature has done it. Balanced Langevin samples
-    from there. Its first half equilibrates; the second half gives the ensemble. A warning names the lines of the
-    certificate that failed. A chain that stops does not affect the others, and everything recorded is returned.
+    from there; the second half of the run gives the ensemble. A warning names lines of the certificate that failed.
 
     Args:
         potential: U, from `classification` or `regression`.
@@ -74,12 +71,12 @@ def fit(
         num_chains: independent chains, whose samples form one ensemble.
         samples_per_chain: samples of each chain in the ensemble.
         batch_size: examples per mini-batch, S; default 1 % of the data set.
-        temperature_ratio: 𝒯.
+        temperature_ratio: 𝒯, as in `balanced_langevin`.
         training_steps: steps of Adam before the first sample; default: a fifth of `num_steps`, at most 2000.
         search_epochs: budget of `find_temperature`.
         test: data set for `test_loss` and `test_error` in the trace; no decision depends on it.
         key: random key, or an integer seed.
-        progress: show a progress bar; default: on a terminal, and lines elsewhere.
+        progress: as in `sample`.
         **options: further arguments of `sample`.
 
     Example:
@@ -95,8 +92,6 @@ def fit(
         search = find_temperature(potential, dataset, weights, epochs=search_epochs, key=keys[0], progress=progress)
         temperature, weights = search.temperature, search.weights
         _say(progress, f"temperature {temperature:.3g}, found in {search.epochs:.3g} epochs")
-    elif isinstance(temperature, str):
-        raise ValueError(f'temperature = {temperature!r}: give a number, or "auto"')
     check_positive("temperature", temperature, 'exp(-U/T) needs T > 0; "auto" finds one')
     if num_steps is None:
         num_steps = max(1_000, math.ceil(12 / (4 * size * temperature * temperature_ratio)))
@@ -115,11 +110,11 @@ def fit(
         adam = Adam(potential, dataset, batch_size=size, learning_rate=rate)
         lengths: dict[str, Any] = {"num_steps": training_steps, "record_every": training_steps}
         lengths["observe_examples"] = min(1_000, dataset.num_examples)
-        weights = sample(adam, weights, **lengths, key=keys[2], **common).weights
+        weights = sample(adam, weights, key=keys[2], **lengths, **common).weights
     _say(progress, f"sampling: {num_chains} chains of {num_steps} steps at temperature {temperature:.3g}, batch {size}")
-    base = max(64, min(5_000, num_steps // 4))
+    often = max(64, min(5_000, num_steps // 4))
     result = sample(
-        BalancedLangevin(potential, dataset, batch_size=size, temperature_ratio=temperature_ratio, refresh_every=base),
+        BalancedLangevin(potential, dataset, batch_size=size, temperature_ratio=temperature_ratio, refresh_every=often),
         weights,
         temperatures=[temperature],
         num_steps=num_steps,
@@ -130,11 +125,10 @@ def fit(
         **common,
         **options,
     )
-    failed = [line.name for line in certificate(result).failed_lines if line.name != "status"]
-    if failed:
-        names = ", ".join(dict.fromkeys(failed))
+    if failed := {line.name: None for line in certificate(result).failed_lines if line.name != "status"}:
         remedy = "raise num_steps, or see print(pl.certificate(result))"
-        warnings.warn(f"the run is not at equilibrium: {names} failed; {remedy}", EquilibriumWarning, stacklevel=2)
+        message = f"the run is not at equilibrium: {', '.join(failed)} failed; {remedy}"
+        warnings.warn(message, EquilibriumWarning, stacklevel=2)
     cost = num_chains * (num_steps + training_steps) * size + (0 if search is None else search.cost)
     return Fit(**vars(result), search=search, cost=cost)
 

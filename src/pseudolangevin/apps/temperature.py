@@ -6,10 +6,9 @@ grow with T. The recommended temperature is therefore the coldest one that shows
 
 from __future__ import annotations
 
-import math
+import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +20,13 @@ from jax.sharding import Mesh
 
 from .. import _trees as trees
 from .._trees import Key, Weights, as_key, check_integer, check_positive
-from ..chains import Result, Run, sample
+from ..chains import Run, sample
 from ..data import Dataset
 from ..diagnostics.averages import healthy_chains
-from ..observables import ChainStoppedWarning, DeadClassWarning
+from ..observables import DeadClassWarning
 from ..placement import Placement
 from ..potential import Potential
+from ..results import Result
 from ..samplers.adam import Adam
 from ..samplers.balanced import BalancedLangevin
 
@@ -43,7 +43,6 @@ def trained_starts(
     learning_rate: float = 1e-3,
     untrained: bool = False,
     placement: Placement | Mesh | None = None,
-    max_seconds: float | None = None,
     on_pause: Callable[[], object] | None = None,
     key: Key | int = 0,
     progress: bool | None = None,
@@ -65,7 +64,6 @@ def trained_starts(
         learning_rate: learning rate of Adam.
         untrained: return the random weights that the chosen trainings began with.
         placement: devices, as in `Run`.
-        max_seconds: time limit of the training.
         on_pause: function called every 500 steps; an exception that it raises ends the training.
         key: random key, or an integer seed; the weights of candidate i are `init(jax.random.fold_in(key, i))`.
         progress: show a progress bar; default: when the output is a terminal.
@@ -78,18 +76,12 @@ def trained_starts(
         check_integer(name, value, minimum=1)
     key, total = as_key(key), num_starts * candidates
     first = jax.vmap(lambda index: init(jax.random.fold_in(key, index)))(jnp.arange(total))
-    run = Run(
-        Adam(potential, dataset, batch_size=min(batch_size, dataset.num_examples), learning_rate=learning_rate, **adam),
-        num_chains=total,
-        observe_examples=min(10_000, dataset.num_examples),
-        placement=placement,
-    )
-    states = run.start(jax.tree.map(lambda w: w[None], first), key)
-    observed: dict[str, np.ndarray] = {}
-    every = num_steps if max_seconds is None else min(500, num_steps)
-    limits: dict[str, Any] = {"stop": num_steps, "every": every, "pause_every": 500, "max_seconds": max_seconds}
-    with _expected_failures():
-        for record in run.records(states, **limits, progress=progress):
+    size, num_observed = min(batch_size, dataset.num_examples), min(10_000, dataset.num_examples)
+    sampler = Adam(potential, dataset, batch_size=size, learning_rate=learning_rate, **adam)
+    run = Run(sampler, num_chains=total, observe_examples=num_observed, placement=placement)
+    states, observed = run.start(jax.tree.map(lambda w: w[None], first), key), dict[str, np.ndarray]()
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # trainings that fail are not chosen
+        for record in run.records(states, stop=num_steps, every=num_steps, pause_every=500, progress=progress):
             states, observed = record.states, record.observables or observed
             if on_pause is not None:
                 on_pause()
@@ -99,49 +91,31 @@ def trained_starts(
     if failed[chosen].any():
         broken = f"{failed.sum()} of {total} trainings did not stay finite"
         raise ValueError(f"{broken}; lower learning_rate = {learning_rate:g}, or give other random weights")
-    if dead[chosen].any():
-        message = (
-            f"{dead[chosen].sum()} of {num_starts} starts have a dead class, whose score is the same for nearly every "
-            'example; raise candidates, change the seed, or use output_activation = "identity"'
-        )
-        warnings.warn(message, DeadClassWarning, stacklevel=2)
+    if num_dead := dead[chosen].sum():
+        why = f"{num_dead} of {num_starts} starts have a dead class, whose score is the same for nearly every example"
+        remedy = 'raise candidates, change the seed, or use output_activation = "identity"'
+        warnings.warn(f"{why}; {remedy}", DeadClassWarning, stacklevel=2)
     return jax.tree.map(lambda w: w[chosen], first if untrained else states.weights)
-
-
-@contextmanager
-def _expected_failures() -> Iterator[None]:
-    """Be silent about chains that stop or lose a class; they are marked as invalid."""
-    with warnings.catch_warnings():
-        for expected in (ChainStoppedWarning, DeadClassWarning):
-            warnings.simplefilter("ignore", expected)
-        yield
 
 
 @dataclass(frozen=True)
 class TemperatureRange:
-    """Intermediate temperatures, and the curve that justifies them."""
+    """Intermediate temperatures, and the curve that justifies them; printable."""
 
-    temperature: float
-    """Recommended temperature: the cold end of the range."""
-    low: float
-    """Coldest scanned temperature without a sign of overfitting."""
-    high: float
-    """Temperature at which the loss has risen by 1 %."""
-    cold_end: str
-    """Reason for the cold end: "overfitting" at colder temperatures, the "prior" (colder temperatures are not judged),
-    the "budget" (colder temperatures were not affordable), or "nothing" if no temperature could be judged."""
-    conclusive: bool
-    """Whether both ends have a reason, and the cold one is not the budget."""
+    temperature: float  # recommended: the coldest one scanned without a sign of overfitting
+    high: float  # temperature at which the loss has risen by 1 %
+    cold_end: str  # reason for the cold end: "overfitting", "prior", "budget" or "nothing"; see docs/temperature.md
+    conclusive: bool  # whether both ends have a reason, and the cold one is not the budget
     notes: tuple[str, ...]
-    curve: xr.Dataset
-    """Averages over the second half of each chain, against temperature; gradient_variance is the mean over the hidden
-    layers, and `valid` whether the chain stayed finite and kept every class."""
-    cost: int
-    """Examples visited, measurements included."""
-    bayesian_temperature: float
-    """Temperature 1/P, at which exp(−U/T) is the ordinary posterior."""
-    weights: Weights
-    """Last weights at the recommended temperature: a start for sampling there."""
+    curve: xr.Dataset  # averages over the second half of each chain, and whether it is valid, against temperature
+    cost: int  # examples visited, measurements included
+    bayesian_temperature: float  # 1/P, at which exp(−U/T) is the ordinary posterior
+    weights: Weights  # last weights at the recommended temperature: a start for sampling there
+
+    @property
+    def low(self) -> float:
+        """Cold end of the range, which is the recommended temperature."""
+        return self.temperature
 
     @property
     def epochs(self) -> float:
@@ -149,20 +123,19 @@ class TemperatureRange:
         return self.cost * self.bayesian_temperature
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the weights, for JSON."""
-        columns = {"temperature": self.curve["temperature"], **self.curve.data_vars}
-        curve = {name: [v if math.isfinite(v) else None for v in c.values.tolist()] for name, c in columns.items()}
-        names = ("temperature", "low", "high", "cold_end", "conclusive", "bayesian_temperature", "cost", "epochs")
-        return {name: getattr(self, name) for name in names} | {"notes": list(self.notes), "curve": curve}
+        """Return everything but the weights, for JSON; unknown numbers are None."""
+        found = {name: value for name, value in vars(self).items() if name not in ("curve", "weights")}
+        found |= {"low": self.low, "epochs": self.epochs}
+        found["curve"] = self.curve.to_dataframe().reset_index().to_dict("list")
+        return json.loads(json.dumps(found), parse_constant=lambda _: None)
 
     def __str__(self) -> str:
         """Return the result, the curve as a table, and the notes."""
-        table = self.curve.reset_coords(drop=True).to_dataframe().reset_index()
         certainty = "" if self.conclusive else " (inconclusive)"
         lines = [
             f"recommended T = {self.temperature:.3g}   range {self.low:.3g} to {self.high:.3g}{certainty}",
             f"Bayesian 1/P = {self.bayesian_temperature:.3g}   cost {self.epochs:.1f} epochs",
-            table.to_string(index=False, float_format="{:.4g}".format),
+            self.curve.to_dataframe().reset_index().to_string(index=False, float_format="{:.4g}".format),
         ]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
@@ -175,7 +148,6 @@ def find_temperature(
     temperatures: Sequence[float] | None = None,
     num_temperatures: int = 6,
     epochs: float | None = None,
-    temperature_ratio: float | None = None,
     key: Key | int = 0,
     progress: bool | None = False,
 ) -> TemperatureRange:
@@ -184,18 +156,16 @@ def find_temperature(
     A fifth of the budget trains the network by Adam. From there, chains at all temperatures run together, and `judge`
     reads the range from their averages. The budget decides how cold the temperature grid begins: directions determined
     by the data relax in 1/(4·T·𝒯) examples. Temperatures at which |w|² of the prior is below twice that of the trained
-    network are not scanned by default, and never recommended: samples that generalise are close to the prior. Just
-    below the transition overfitting takes far longer than a training, and a short scan does not show it.
+    network are not recommended: samples that generalise are close to the prior.
 
     Args:
         potential: U.
         dataset: the training set.
         weights: random weights, such as `network.init(key)`.
-        temperatures: temperature grid; default: from the coldest affordable temperature, at which a chain has half a
-            relaxation time, to sixteen times that or to 8/P.
+        temperatures: temperature grid; default: from the coldest one at which a chain has half a relaxation time, to
+            sixteen times that or to 8/P.
         num_temperatures: size of the default grid.
         epochs: budget, in passes through the training set; default: 25, or a million examples where that is more.
-        temperature_ratio: 𝒯; default: 0.1, falling as 1/√N beyond 100 000 weights, to keep the chains finite.
         key: random key, or an integer seed.
         progress: show progress bars.
 
@@ -203,38 +173,33 @@ def find_temperature(
         >>> found = find_temperature(potential, train, network.init(key))  # doctest: +SKIP
         >>> result = sample(sampler, found.weights, temperatures=[found.temperature], ...)  # doctest: +SKIP
     """
-    grid = None if temperatures is None else np.sort(np.asarray(temperatures, float))
-    num_temperatures = num_temperatures if grid is None else grid.size
+    num_temperatures = num_temperatures if temperatures is None else len(temperatures)
     check_integer("num_temperatures", num_temperatures, minimum=3, maximum=100, remedy="a minimum needs at least 3")
     num_examples, num_weights = dataset.num_examples, trees.num_weights(weights)
     epochs = max(25.0, 1e6 / num_examples) if epochs is None else epochs
-    ratio = 0.1 * min(1.0, 1e5 / num_weights) ** 0.5 if temperature_ratio is None else temperature_ratio
     check_positive("epochs", epochs)
     potential.check(weights, dataset)
-    training_key, sampling_key = jax.random.split(as_key(key))
-    observed = min(1_000, num_examples)
+    keys, observed = jax.random.split(as_key(key)), min(1_000, num_examples)
     start_loss = float(potential.loss(weights, dataset.head(observed).batch))
     training_steps = int(np.clip(0.2 * epochs * num_examples / 128, 32, 20_000))
-    rate = 1e-3 * min(1.0, 5e4 / num_weights)  # at 1e-3, training a million weights can cost a class
-    settings = {"num_steps": training_steps, "candidates": 1, "learning_rate": rate, "key": training_key}
-    with _expected_failures():
-        starts = trained_starts(potential, dataset, lambda _: weights, **settings, progress=progress)
-    start = jax.tree.map(lambda w: w[0], starts)
+    training: dict[str, Any] = {"num_steps": training_steps, "candidates": 1, "progress": progress, "key": keys[0]}
+    training["learning_rate"] = 1e-3 * min(1.0, 5e4 / num_weights)  # at 1e-3, a million weights can lose a class
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # chains that fail are marked as invalid
+        start = jax.tree.map(lambda w: w[0], trained_starts(potential, dataset, lambda _: weights, **training))
     # |w|² of the prior is N·T over the stiffness; a prior that is the same at every T bounds none.
     bounds = potential.tempered_energy == "potential"
     coldest = 4 * float(potential.regularizer(start)) / num_weights if bounds else 0.0
 
-    # A step visits S examples, and half as many for the friction. A measurement of the variance visits up to 10·S, and
-    # of the load of the friction 34·S; there are nine, and four records.
+    # A step visits S examples. Nine measurements visit up to 10·S for the variance and 34·S for the load of the
+    # friction: as many as 400 steps. There are four records.
     training_cost = training_steps * min(128, num_examples) + min(10_000, num_examples) + observed
     examples = (epochs * num_examples - training_cost) / num_temperatures - 4 * observed
-    batch_size = int(np.clip(examples / 1200, min(16, num_examples), max(16, num_examples // 100)))
-    measured = min(num_examples, 10 * batch_size)
-    per_step, fixed = batch_size + batch_size // 2, 9 * (measured + 34 * batch_size)
-    num_steps = 8 * max(2, int((examples - fixed) / per_step / 8))
-    if grid is None:
+    batch_size = int(np.clip(examples / 1_600, min(16, num_examples), max(16, num_examples // 100)))
+    num_steps = 8 * max(2, int(examples / batch_size - 400) // 8)
+    ratio = 0.1 * min(1.0, 1e5 / num_weights) ** 0.5  # keeps the chains of large networks finite
+    if temperatures is None:
         cold = max(coldest, 0.5 / (4 * num_steps * batch_size * ratio))
-        grid = np.geomspace(cold, max(16 * cold, 8 / num_examples), num_temperatures)
+        temperatures = np.geomspace(cold, max(16 * cold, 8 / num_examples), num_temperatures).tolist()
     sampler = BalancedLangevin(
         potential,
         dataset,
@@ -244,38 +209,39 @@ def find_temperature(
         refresh_every=num_steps // 4,
         max_refresh_interval=num_steps // 4,
         num_warmup=num_steps // 8,  # the masses are fixed at the first refresh from there: after a quarter of the steps
-        variance_examples=measured,
+        variance_examples=min(num_examples, 10 * batch_size),
         mass_floor=0.1,  # at 0.01, chains on FashionMNIST did not stay finite
     )
-    with _expected_failures():
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         result = sample(
             sampler,
             start,
-            temperatures=grid.tolist(),
+            temperatures=sorted(temperatures),
             num_warmup=num_steps // 2,
             num_steps=num_steps // 2,
             record_every=num_steps // 8,
             observe_examples=observed,
-            key=sampling_key,
+            key=keys[1],
             progress=progress,
         )
-    judgement = judge(curve := _curve(result), start_loss=start_loss, coldest=coldest)
-    index = int(np.searchsorted(grid, judgement[0] * (1 - 1e-6)))
+    curve = _curve(result)
+    found = judge(curve, start_loss=start_loss, coldest=coldest)
+    index = result.temperature_index(found[0])
     if curve["valid"].values[index]:
         start = jax.tree.map(lambda w: w[index, 0], result.weights)
-    cost = training_cost + num_temperatures * round(4 * observed + fixed + num_steps * per_step)
-    return TemperatureRange(judgement[0], *judgement, curve, cost, 1 / num_examples, start)
+    cost = training_cost + num_temperatures * (4 * observed + batch_size * (num_steps + 400))
+    return TemperatureRange(*found, curve, cost, 1 / num_examples, start)
 
 
 def judge(
-    curve: xr.Dataset, *, start_loss: float, coldest: float = 0.0, tolerance: float = 4.0
+    curve: xr.Dataset, *, start_loss: float, coldest: float = 0.0
 ) -> tuple[float, float, str, bool, tuple[str, ...]]:
-    """Return low, high, cold_end, conclusive and notes of the `TemperatureRange` that a curve gives.
+    """Return temperature, high, cold_end, conclusive and notes of the `TemperatureRange` that a curve gives.
 
     The mean gradient variance 𝒱 of the hidden layers is the paper's order parameter, a hundred times larger below the
-    transition than above it. The range begins, above `coldest`, where 𝒱 falls below `tolerance` times its minimum, and
-    ends where the loss has risen by 1 %. Chains whose loss is nearer to `start_loss`, that of the random weights, than
-    to the lowest one do not count: they have not learned, and their 𝒱 may be small as well.
+    transition than above it. The range begins, above `coldest`, where 𝒱 falls below four times its minimum, and ends
+    where the loss has risen by 1 %. Chains whose loss is nearer to `start_loss`, that of the random weights, than to
+    the lowest one do not count: they have not learned, and their 𝒱 may be small as well.
     """
     temperatures, losses, variances = (curve[name].values for name in ("temperature", "loss", "gradient_variance"))
     usable = curve["valid"].values & (variances > 0) & (temperatures >= coldest * (1 - 1e-6))
@@ -287,26 +253,28 @@ def judge(
         middle = float(temperatures[len(temperatures) // 2])
         nothing = "nothing can be judged: no chain learned, or the prior is too narrow; raise epochs or temperatures"
         return middle, middle, "nothing", False, (*notes, nothing)
-    judged, losses, variances = temperatures[usable], losses[usable], variances[usable]
-    overfitted = np.flatnonzero(variances[: variances.argmin()] > tolerance * variances.min())
-    first = int(overfitted.max(initial=-1)) + 1
-    cold_end = "overfitting" if first else "prior" if temperatures[0] <= coldest * (1 + 1e-6) else "budget"
-    if not first:
-        prior = "the cold end is where |w|² of the prior is twice that of a training"
-        notes.append("no overfitting was seen; " + (prior if cold_end == "prior" else "raise epochs for a colder scan"))
-    level, high = losses[first] + 0.01 * abs(losses[first]), float(judged[-1])
-    above = first + np.flatnonzero(losses[first:] > level)
-    if above.size:
-        sides = [above[0] - 1, above[0]]
-        high = float(np.exp(np.interp(level, losses[sides], np.log(judged[sides]))))
+    temperatures, losses, variances = temperatures[usable], losses[usable], variances[usable]
+    overfitted = np.flatnonzero(variances[: variances.argmin()] > 4 * variances.min())
+    first, cold_end = int(overfitted.max(initial=-1)) + 1, "overfitting"
+    if first == 0 and temperatures[0] <= coldest * (1 + 1e-6):
+        cold_end = "prior"
+        notes.append("no overfitting was seen; the cold end is where |w|² of the prior is twice that of a training")
+    elif first == 0:
+        cold_end = "budget"
+        notes.append("no overfitting was seen; raise epochs for a colder scan")
+    level, high = losses[first] + 0.01 * abs(losses[first]), temperatures[-1]
+    risen = first + np.flatnonzero(losses[first:] > level)
+    if risen.size:
+        sides = [risen[0] - 1, risen[0]]
+        high = np.exp(np.interp(level, losses[sides], np.log(temperatures[sides])))
     else:
         notes.append("the loss does not rise up to the hottest temperature scanned; give hotter temperatures")
-    return float(judged[first]), high, cold_end, bool(above.size) and cold_end != "budget", tuple(notes)
+    return float(temperatures[first]), float(high), cold_end, risen.size > 0 and cold_end != "budget", tuple(notes)
 
 
 def _curve(result: Result) -> xr.Dataset:
-    """Return the average of each temperature's chain."""
-    trace, valid = result.trace.isel(chain=0), healthy_chains(result.trace)[:, 0]
+    """Return averages against temperature."""
+    trace, valid = result.trace.isel(chain=0, drop=True), healthy_chains(result.trace)[:, 0]
     if "dead_class" in trace:
         valid = valid & ~trace["dead_class"].isel(draw=-1).any("class").values
     curve = trace.mean("draw", skipna=False)

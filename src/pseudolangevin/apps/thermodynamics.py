@@ -112,7 +112,10 @@ def free_energy(results: Result | Sequence[Result], *, discard: float = DEFAULT_
     levels = _levels(results, discard)
     if len(levels) < 2:
         raise ValueError(f"results has the temperature {levels[0][0]:g} alone; free energies need at least two")
-    return _table(levels).drop_vars(["log_partition", "log_partition_error"])
+    table = _table(levels).rename(log_partition="free_energy", log_partition_error="free_energy_error")
+    table["free_energy"] *= -table["temperature"]
+    table["free_energy_error"] *= table["temperature"]
+    return table
 
 
 def evidence(
@@ -131,12 +134,12 @@ def evidence(
             several runs of the same potential.
         num_prior_draws: number of weights that are drawn from the prior.
         key: random key of these draws, or an integer seed.
-        discard: share of the records at the start of a run that is left out.
+        discard: see `free_energy`.
     """
     check_integer("num_prior_draws", num_prior_draws, minimum=4)
     levels = _levels(results, discard)
     first = results if isinstance(results, Result) else results[0]
-    potential = first.sampler.potential
+    potential, dataset = first.sampler.potential, first.sampler.dataset
     if potential.tempered_energy != "loss" or not isinstance(potential.prior, Prior | Mapping):
         raise ValueError(
             f"prior = {potential.prior!r}, weight_decay = {potential.weight_decay!r}: the evidence needs a normalised "
@@ -144,10 +147,10 @@ def evidence(
         )
     one = jax.tree.map(lambda w: w[0, 0], first.weights)
     keys = jax.random.split(as_key(key), num_prior_draws)
-    losses = np.asarray(_prior_losses(first.sampler.dataset, keys, one, potential), np.float64).sum(axis=-1)
+    losses = np.asarray(_prior_losses(dataset, keys, one, potential), np.float64).sum(axis=-1)
     table = _table([(math.inf, np.nan_to_num(losses, nan=1e30, posinf=1e30)[None]), *levels])
     names = {"log_partition": "log_evidence", "log_partition_error": "log_evidence_error"}
-    return table.isel(temperature=slice(1, None)).rename(names).drop_vars(["free_energy", "free_energy_error"])
+    return table.isel(temperature=slice(1, None)).rename(names)
 
 
 @partial(jax.jit, static_argnames="potential")
@@ -179,7 +182,7 @@ def learning_coefficient(result: Result, center: Weights, *, discard: float = DE
     Args:
         result: a run that started at `center`, at one temperature or several.
         center: w*, the weights of one chain, such as trained weights.
-        discard: share of the records at the start of the run that is left out.
+        discard: see `free_energy`.
     """
     sampler = result.sampler
     sampler.potential.check(center, sampler.dataset)
@@ -188,13 +191,10 @@ def learning_coefficient(result: Result, center: Weights, *, discard: float = DE
     lowest = float(np.float64(loss.high) + np.float64(loss.low))
     trace = kept(result.trace, discard)
     temperatures = trace["temperature"].values
-    means = average_by_temperature(trace["loss"], trace)
-    mean, error, effective = np.transpose(means)
-    columns = {
-        "learning_coefficient": (mean - lowest) / temperatures,
-        "learning_coefficient_error": error / temperatures,
-    }
-    return _dataset(temperatures, columns | {"effective_samples": effective})
+    mean, error, effective = np.transpose(average_by_temperature(trace["loss"], trace))
+    columns = {"learning_coefficient": (mean - lowest) / temperatures}
+    columns |= {"learning_coefficient_error": error / temperatures, "effective_samples": effective}
+    return _dataset(temperatures, columns)
 
 
 def _levels(results: Result | Sequence[Result], discard: float) -> list[tuple[float, Floats]]:
@@ -222,8 +222,9 @@ def _table(levels: list[tuple[float, Floats]]) -> xr.Dataset:
     Every estimate is a sum over levels of the mean of one series per level, so its variance is the sum of theirs.
     """
     energies = [average(draws) for _, draws in levels]
+    energy, energy_error, effective = np.transpose(energies)
     temperature, overlaps = np.asarray([t for t, _ in levels]), [math.nan]
-    log_z = [-energies[0].mean / temperature[0]]
+    log_z = [-energy[0] / temperature[0]]
     series = [-levels[0][1] / temperature[0]]
     errors, entropy_errors = [_error(series)], [0.0]
     for (hot_t, hot), (cold_t, cold), *averages in zip(levels, levels[1:], energies, energies[1:], strict=False):
@@ -236,21 +237,17 @@ def _table(levels: list[tuple[float, Floats]]) -> xr.Dataset:
         thin = [np.ravel(draws)[:: max(1, draws.size // 1000)] for draws in (hot, cold)]
         overlaps.append(np.exp(np.minimum(0.0, gap * (thin[1][:, None] - thin[0]))).mean())  # acceptance of a swap
     columns = {
-        "energy": np.asarray([e.mean for e in energies]),
-        "energy_error": [e.standard_error for e in energies],
+        "energy": energy,
+        "energy_error": energy_error,
         "log_partition": log_z,
         "log_partition_error": errors,
-        "entropy": log_z + np.asarray([e.mean for e in energies]) / temperature,
+        "entropy": log_z + energy / temperature,
         "entropy_error": entropy_errors,
         "heat_capacity": [draws.var() / t**2 for t, draws in levels],
-        "effective_samples": [e.effective_samples for e in energies],
+        "effective_samples": effective,
         "overlap": overlaps,
     }
-    table = _dataset(temperature, columns)
-    return table.assign(
-        free_energy=-table["temperature"] * table["log_partition"],
-        free_energy_error=table["temperature"] * table["log_partition_error"],
-    )
+    return _dataset(temperature, columns)
 
 
 def _bennett(hot: Floats, cold: Floats, hot_average: Average, cold_average: Average) -> tuple[float, Floats, Floats]:
@@ -282,8 +279,6 @@ def _error(series: Sequence[Floats]) -> float:
     return math.sqrt(sum(average(draws).standard_error ** 2 for draws in series if np.ptp(draws) > 0))
 
 
-def _dataset(temperatures: Any, columns: dict[str, Any]) -> xr.Dataset:
-    return xr.Dataset(
-        {name: ("temperature", np.asarray(values, np.float64)) for name, values in columns.items()},
-        {"temperature": np.asarray(temperatures, np.float64)},
-    )
+def _dataset(temperatures: Floats, columns: dict[str, Any]) -> xr.Dataset:
+    series = {name: ("temperature", np.asarray(values, np.float64)) for name, values in columns.items()}
+    return xr.Dataset(series, {"temperature": temperatures})

@@ -1,10 +1,8 @@
-"""Find the settings with which the weights move fastest on this machine, within a bias budget.
+"""Find the settings with which the weights move fastest on this machine, within a bias budget (docs/tuning.md).
 
-The search follows from what was measured (docs/tuning.md). The displacement per step grows as batch size times
-temperature ratio, so the best batch size is the one with the most examples per second: batch sizes are only timed. The
-bias depends on the ratio and hardly on the batch size: the ratio is raised while loss, |w|² and error are within the
-budget. Masses go as 1/(batch size · ratio): with a million weights, light masses make chains non-finite before the bias
-ends the climb, and a smaller batch with a larger ratio was three times as fast.
+The displacement per step grows as batch size times temperature ratio, so batch sizes are only timed. The bias depends
+on the ratio: it is raised while loss, |w|² and error are within the budget. Masses go as 1/(batch size · ratio): where
+light masses make a chain non-finite, a smaller batch takes a larger ratio.
 """
 
 from __future__ import annotations
@@ -13,82 +11,41 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import pandas as pd
 
 from .._trees import Weights, check_interval, check_positive
 from ..chains import Run
-from ..diagnostics.averages import Average, average, drift, kept, plus_minus
+from ..diagnostics.averages import Average, average, drift, kept
 from ..diagnostics.diffusion import MeasuredDiffusion, measure_diffusion
 from ..samplers.base import Sampler
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One candidate as measured."""
-
-    batch_size: int
-    temperature_ratio: float
-    seconds_per_step: float
-    coefficient: float
-    """D*/N in 1/s; NaN where the chain turned non-finite."""
-    coefficient_error: float
-    bias: Mapping[str, Average]
-    """Relative deviations of loss, |w|² and error from the reference."""
-    within_budget: bool
-    """Whether all biases are within the budget, and known to that precision."""
-    note: str
-    diffusion: Mapping[str, list[float]] | None
-    """Mean squared displacement per weight at several intervals in seconds."""
-
-    def cells(self) -> dict[str, str]:
-        """Return the candidate as one row of a table, by column."""
-        found = {"batch size": str(self.batch_size), "temperature ratio": f"{self.temperature_ratio:g}"}
-        found["ms/step"] = f"{1e3 * self.seconds_per_step:.4g}"
-        found["D*/N [1/s]"] = plus_minus(self.coefficient, self.coefficient_error)
-        for name, bias in self.bias.items():
-            label = "|w|²" if name == "squared_norm" else name
-            found[f"bias of {label}"] = plus_minus(bias.mean, bias.standard_error, percent=True)
-        return found | {"": self.note}
 
 
 @dataclass(frozen=True)
 class Tuned:
     """Settings with which the weights move fastest within the bias budget; printable."""
 
-    sampler: Sampler
-    """Recommended sampler, ready to run."""
-    best: Tried
-    tried: tuple[Tried, ...]
+    sampler: Sampler  # recommended, ready to run
+    settings: dict[str, Any]  # those of the sampler
+    best: dict[str, Any]  # the recommendation as measured; without one within the budget, the smallest ratio
+    tried: list[dict[str, Any]]  # all candidates: time, D*/N in 1/s, and biases relative to the first one
+    within_budget: bool  # whether all biases of the recommendation are within the budget, and known to that precision
     temperature: float
     bias_budget: float
-    reference: str
-    notes: tuple[str, ...]
+    notes: list[str]
     seconds: float
-    weights: Weights
-    """Equilibrated weights of one chain, a start for further runs."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Recommended settings, as the sampler's arguments."""
-        return self.sampler.settings
-
-    @property
-    def within_budget(self) -> bool:
-        """Whether the recommendation is within the budget; if not, it is the least biased candidate."""
-        return self.best.within_budget
+    weights: Weights  # equilibrated weights of one chain, a start for further runs
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings, ready for JSON; unknown numbers are None."""
-        names = ("settings", "temperature", "bias_budget", "within_budget", "reference", "notes", "seconds")
-        found = {"sampler": self.sampler.name} | {name: getattr(self, name) for name in names}
-        for name, tried in {"best": [self.best], "tried": self.tried}.items():
-            rows = [vars(t) | {"bias": {name: bias._asdict() for name, bias in t.bias.items()}} for t in tried]
-            found[name] = rows if name == "tried" else rows[0]
+        found = {name: value for name, value in vars(self).items() if name not in ("sampler", "weights")}
+        rows = [{n: v._asdict() if isinstance(v, Average) else v for n, v in row.items()} for row in self.tried]
+        found |= {"sampler": self.sampler.name, "best": rows[self.tried.index(self.best)], "tried": rows}
         return json.loads(json.dumps(found), parse_constant=lambda _: None)
 
     def to_toml(self) -> str:
@@ -98,13 +55,16 @@ class Tuned:
 
     def __str__(self) -> str:
         """Return a table of all candidates, the notes and the verdict."""
-        import pandas as pd  # noqa: PLC0415 (slow to import)
+        table = pd.DataFrame([{n: _text(v) for n, v in row.items()} for row in self.tried]).to_string(index=False)
+        settings = "batch size {batch_size}, temperature ratio {temperature_ratio:g}".format(**self.best)
+        verdict = f"{'' if self.within_budget else 'NOT '}within {self.bias_budget:.1%} of"
+        reference = f"sampling at a temperature ratio of {self.tried[0]['temperature_ratio']:g}"
+        found = f"{self.sampler.name} at T = {self.temperature:g}: {settings}, {verdict} {reference}"
+        return "\n".join([table, *(f"note: {note}" for note in self.notes), found])
 
-        rows = [t.cells() | ({"": f"best {t.note}".strip()} if t is self.best else {}) for t in self.tried]
-        table = pd.DataFrame(rows).fillna("").to_string(index=False)
-        verdict = f"{'' if self.within_budget else 'NOT '}within {self.bias_budget:.1%} of {self.reference}"
-        found = f"{self.sampler.name} at T = {self.temperature:g}: D*/N = {self.best.coefficient:.3g} 1/s"
-        return "\n".join([table, *(f"note: {n}" for n in self.notes), f"{found}, {verdict}; {self.seconds:.0f} s"])
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def tune(
@@ -118,7 +78,7 @@ def tune(
     temperature_ratios: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
     observe_examples: int | None = None,
     key: int = 0,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Tuned:
     """Find the batch size and temperature ratio with the largest D*, diffusion in wall-clock time, on this machine.
 
@@ -145,126 +105,105 @@ def tune(
     check_positive("temperature", temperature)
     check_positive("seconds", seconds)
     check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
+    sizes, ratios = _checked(sampler, batch_sizes, temperature_ratios)
+    began, tried = time.perf_counter(), list[dict[str, Any]]()
+
+    def left() -> float:
+        return began + seconds - time.perf_counter()
+
+    def measure(size: int, ratio: float, num_left: int) -> MeasuredDiffusion:
+        """Run a candidate from the start for its part of the time left; observables take up to a third of it."""
+        # The ratio is an array, so that candidates share compiled programs.
+        candidate = _changed(sampler, size, jnp.array(ratio))
+        run = Run(candidate, temperatures=[temperature], observe_examples=observe_examples)
+        memory = round(1 / (1 - getattr(sampler, "momentum_retention", 0.0) ** 2))  # of the momenta, in steps
+        lengths = {"every": max(50, memory), "seconds": left() / num_left / 1.5}
+        return measure_diffusion(run, run.start(weights, key), observe=True, **lengths)  # type: ignore[arg-type]
+
+    timings = _timed(sampler, weights, temperature, key, sizes, ratios[0], seconds)
+    notes = [f"time per step in ms by batch size: {', '.join(f'{n}: {1e3 * t:.4g}' for n, t in timings.items())}"]
+    most = max(timings, key=lambda size: size / timings[size])
+    sizes = [size for size in timings if size <= most]
+
+    # A larger ratio equilibrates the start sooner; the smallest one then relaxes it, and is the first candidate.
+    size = sizes.pop()
+    for num_left, ratio in [(len(ratios) + 1, ratios[len(ratios) // 2]), (len(ratios), ratios[0])]:
+        measured = measure(size, ratio, num_left)
+        if not measured.stopped:
+            weights = sampler.position(jax.tree.map(lambda leaf: leaf[0], measured.states))
+    if measured.stopped:
+        remedy = "lower temperature_ratios, raise mass_floor, or start from trained weights"
+        raise ValueError(f"the chain turned non-finite at the smallest temperature ratio, {ratios[0]:g}; {remedy}")
+    reference, index = {name: found for name, found in _estimates(measured).items() if found.mean != 0}, 0
+    while True:
+        row = {"batch_size": size, "temperature_ratio": ratios[index]} | _judged(measured, reference, bias_budget)
+        tried.append(row)
+        report(", ".join(f"{name} {_text(value)}" for name, value in row.items() if value != ""))
+        if measured.stopped and sizes:
+            size = sizes.pop()  # masses are heavier for smaller batches
+        elif row["within_budget"]:
+            index += 1
+        else:
+            break
+        if index == len(ratios) or left() < 0.03 * seconds:
+            break
+        measured = measure(size, ratios[index], len(ratios) - index)
+    if all(row["note"] for row in tried):
+        notes.append(f"{seconds:g} s were too short to judge any candidate; give more time")
+    best = max((row for row in tried if row["within_budget"]), key=lambda row: row["coefficient"], default=tried[0])
+    recommended = _changed(sampler, best["batch_size"], best["temperature_ratio"])
+    numbers = (best["within_budget"], temperature, bias_budget, notes, time.perf_counter() - began)
+    return Tuned(recommended, recommended.settings, best, tried, *numbers, weights)
+
+
+def _checked(
+    sampler: Sampler, batch_sizes: Sequence[int] | None, temperature_ratios: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Return batch sizes and temperature ratios in ascending order; raise unless the sampler can have them."""
     if not {"batch_size", "temperature_ratio"} <= {f.name for f in fields(sampler)}:
         raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose balanced_langevin")
     if batch_sizes is None:
         batch_sizes = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
-    if not batch_sizes or not temperature_ratios:
-        raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
     sizes, ratios = sorted(set(batch_sizes)), sorted(set(temperature_ratios))
-    for size, ratio in [(size, ratio) for size in sizes for ratio in ratios]:
-        _changed(sampler, size, ratio)  # raises for bad settings before anything runs
-    options = (observe_examples, key, report, time.perf_counter())
-    search = _Search(sampler, weights, temperature, bias_budget, seconds, *options)
-    search.run(sizes, ratios)
-    best, reference = _best(search.tried), f"sampling at a temperature ratio of {ratios[0]:g}"
-    found = (tuple(search.tried), temperature, bias_budget, reference, tuple(search.notes))
-    recommended = _changed(sampler, best.batch_size, best.temperature_ratio)
-    return Tuned(recommended, best, *found, seconds - search.left(), search.weights)
+    if not sizes or not ratios:
+        raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
+    for size, ratio in product(sizes, ratios):
+        _changed(sampler, size, ratio)
+    return sizes, ratios
 
 
-@dataclass
-class _Search:
-    """State of one search: the common start of the candidates, the candidates, and the averages they are judged by."""
-
-    sampler: Sampler
-    weights: Weights
-    temperature: float
-    budget: float
-    seconds: float
-    observe_examples: int | None
-    key: int
-    report: Callable[[str], None] | None
-    began: float
-    tried: list[Tried] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    reference: dict[str, Average] = field(default_factory=dict)
-
-    def left(self, share: float = 1.0) -> float:
-        """Return the seconds until this share of the time is used."""
-        return self.began + share * self.seconds - time.perf_counter()
-
-    def run(self, sizes: list[int], ratios: list[float]) -> None:
-        """Time batch sizes, equilibrate, sample the reference, and climb in the temperature ratio."""
-        sizes, remaining = self.time_batch_sizes(sizes, ratios[0]), len(ratios) + 1
-        # A larger ratio equilibrates the start sooner; the smallest one then relaxes it, and is the first candidate.
-        for ratio in (ratios[len(ratios) // 2], ratios[0]):
-            candidate = _changed(self.sampler, sizes[-1], ratio)
-            measured = self.measure(candidate, self.left() / remaining)
-            remaining -= 1
-            if not measured.stopped:
-                self.weights = candidate.position(jax.tree.map(lambda leaf: leaf[0], measured.states))
-        if measured.stopped:
-            remedy = "lower temperature_ratios, raise mass_floor, or start from trained weights"
-            raise ValueError(f"the chain turned non-finite at the smallest temperature ratio, {ratios[0]:g}; {remedy}")
-        self.reference = _estimates(measured)
-        self.judge(candidate, measured)
-        index, size = 1, sizes.pop()
-        while index < len(ratios) and self.left() > 0.03 * self.seconds:
-            candidate = _changed(self.sampler, size, ratios[index])
-            tried = self.judge(candidate, self.measure(candidate, self.left() / max(remaining, 1)))
-            remaining -= 1
-            if tried.note == "turned non-finite" and sizes:
-                size = sizes.pop()  # masses are heavier for smaller batches
-            elif tried.within_budget:
-                index += 1
-            else:
-                break
-        if all(tried.note for tried in self.tried):
-            self.notes.append(f"{self.seconds:g} s were too short to judge any candidate; give more time")
-
-    def time_batch_sizes(self, sizes: list[int], ratio: float) -> list[int]:
-        """Return the batch sizes up to the one with the most examples per second, in ascending order."""
-        states, found = None, dict[int, float]()
-        for size in sizes:
-            run = Run(_shared(_changed(self.sampler, size, ratio)), temperatures=[self.temperature])
-            # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
-            states = run.start(self.weights, self.key) if states is None else states
-            options = {"every": 50, "seconds": 0.01 * self.seconds, "discard_steps": 50}
-            found[size] = measure_diffusion(run, jax.tree.map(jnp.copy, states), **options).seconds_per_step  # type: ignore[arg-type]
-            if self.left(0.2) < 0:
-                break
-        timings = ", ".join(f"{size}: {1e3 * seconds:.4g}" for size, seconds in found.items())
-        self.notes.append(f"time per step in ms by batch size: {timings}")
-        best = max(found, key=lambda size: size / found[size])
-        return [size for size in found if size <= best]
-
-    def measure(self, sampler: Sampler, seconds: float) -> MeasuredDiffusion:
-        """Run a candidate from the common start for some seconds; observables take up to a third of them."""
-        run = Run(_shared(sampler), temperatures=[self.temperature], observe_examples=self.observe_examples)
-        states, options = run.start(self.weights, self.key), {"seconds": seconds / 1.5, "observe": True}
-        every = max(50, round(1 / (1 - getattr(sampler, "momentum_retention", 0.0) ** 2)))  # the memory of the momenta
-        return measure_diffusion(run, states, every=every, **options)  # type: ignore[arg-type]
-
-    def judge(self, sampler: Any, measured: MeasuredDiffusion) -> Tried:
-        """Add a candidate to those that were tried, with its biases."""
-        estimates, bias = _estimates(measured), dict[str, Average]()
-        for name, exact in self.reference.items():
-            mean, error, effective = estimates.get(name, Average(math.nan, math.inf, 0.0))
-            error = math.hypot(error, exact.standard_error) / abs(exact.mean)
-            bias[name] = Average(mean / exact.mean - 1, error, effective)
-        unsettled = any(not b.standard_error <= self.budget for b in bias.values())
-        note = "turned non-finite" if measured.stopped else "averages not settled" if unsettled else ""
-        within = not note and all(abs(b.mean) <= self.budget for b in bias.values())
-        numbers = (measured.seconds_per_step, measured.coefficient, measured.coefficient_error, bias, within, note)
-        curve = None if measured.diffusion is None else measured.diffusion.to_dict()
-        self.tried.append(Tried(sampler.batch_size, sampler.temperature_ratio, *numbers, curve))
-        if self.report is not None:
-            cells = self.tried[-1].cells().items()
-            self.report(", ".join(f"{name} {value}".strip() for name, value in cells if value))
-        return self.tried[-1]
+def _timed(
+    sampler: Sampler, weights: Weights, temperature: float, key: int, sizes: list[int], ratio: float, seconds: float
+) -> dict[int, float]:
+    """Return the time per step by batch size, of those that a fifth of the time allows."""
+    began, states, found = time.perf_counter(), None, dict[int, float]()
+    for size in sizes:
+        run = Run(_changed(sampler, size, jnp.array(ratio)), temperatures=[temperature])
+        # The smallest batch needs the heaviest masses; the other sizes can be timed with them.
+        states = states or run.start(weights, key)
+        copies = jax.tree.map(jnp.copy, states)
+        measured = measure_diffusion(run, copies, every=50, seconds=0.01 * seconds, discard_steps=50)
+        found[size] = measured.seconds_per_step
+        if time.perf_counter() - began > 0.2 * seconds:
+            break
+    return found
 
 
-def _best(tried: Sequence[Tried]) -> Tried:
-    """Return the candidate within the budget that moved farthest in equal time; without one, the least biased."""
-    curves = [(t, t.diffusion) for t in tried if t.within_budget and t.diffusion is not None]
-    if not curves:
-        worst = [max((abs(b.mean) + b.standard_error for b in t.bias.values()), default=math.inf) for t in tried]
-        return tried[int(np.argmin(np.nan_to_num(worst, nan=math.inf, posinf=math.inf)))]
-    # Displacements within the memory of the momenta are ballistic, so the time is that of four intervals.
-    interval = 4 * max(curve["seconds"][0] for _, curve in curves)
-    moved = [np.interp(interval, curve["seconds"], curve["displacement_per_weight"]) for _, curve in curves]
-    return curves[int(np.argmax(moved))][0]
+def _judged(measured: MeasuredDiffusion, reference: Mapping[str, Average], budget: float) -> dict[str, Any]:
+    """Return time per step, D*/N and biases of a candidate."""
+    estimates, bias = _estimates(measured), dict[str, Average]()
+    for name, exact in reference.items():
+        mean, error, effective = estimates.get(name, Average(math.nan, math.inf, 0.0))
+        error = math.hypot(error, exact.standard_error) / abs(exact.mean)
+        bias[f"bias_{name}"] = Average(mean / exact.mean - 1, error, effective)
+    settled = all(b.standard_error <= budget for b in bias.values())
+    return {
+        "seconds_per_step": measured.seconds_per_step,
+        "coefficient": Average(measured.coefficient, measured.coefficient_error, math.nan),
+        **bias,
+        "within_budget": settled and all(abs(b.mean) <= budget for b in bias.values()),
+        "note": "turned non-finite" if measured.stopped else "" if settled else "averages not settled",
+    }
 
 
 def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
@@ -279,16 +218,12 @@ def _estimates(measured: MeasuredDiffusion) -> dict[str, Average]:
     return found
 
 
-def _changed(sampler: Any, batch_size: int, temperature_ratio: float) -> Sampler:
+def _changed(sampler: Any, batch_size: int, temperature_ratio: Any) -> Sampler:
     """Return the sampler with other settings; the batch of its friction keeps its share."""
     changes: dict[str, Any] = {"batch_size": batch_size, "temperature_ratio": temperature_ratio}
     if hasattr(sampler, "max_temperature_ratio"):
         changes["max_temperature_ratio"] = None  # the limit follows the ratio
     if friction := getattr(sampler, "friction_batch_size", None):
-        changes["friction_batch_size"] = max(2, round(friction / sampler.batch_size * batch_size))
+        in_proportion = max(2, round(friction / sampler.batch_size * batch_size))
+        changes["friction_batch_size"] = min(in_proportion, sampler.dataset.num_examples)
     return replace(sampler, **changes)
-
-
-def _shared(sampler: Any) -> Sampler:
-    """Return the sampler with its ratio as an array, so that candidates share compiled programs."""
-    return replace(sampler, temperature_ratio=jnp.array(sampler.temperature_ratio))
