@@ -58,7 +58,7 @@ def test_weight_decay_is_a_gaussian_prior_of_variance_n_times_t_over_lambda():
     energies = [float(p.energy(WEIGHTS, DATA.batch)) for p in (by_decay, by_prior)]
     assert energies[0] == pytest.approx(energies[1], rel=1e-5)
     stiffness = by_prior.stiffness(WEIGHTS)["a"]
-    assert float(stiffness) == pytest.approx(by_decay.stiffness(WEIGHTS), rel=1e-5)
+    assert float(stiffness) == pytest.approx(by_decay.stiffness(WEIGHTS)["a"], rel=1e-5)
 
 
 def test_the_prior_stays_and_the_likelihood_is_tempered():
