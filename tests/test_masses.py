@@ -1,5 +1,7 @@
 """Masses from noise: the formula, the floor, the groups."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,8 @@ def test_the_floor_is_a_share_of_the_mean_of_the_tensor():
 
 
 def test_masses_of_a_group_are_those_of_its_noisiest_weight():
-    for granularity, kernel in (("weight", VARIANCE["kernel"]), ("row", [[3.0, 6.0]]), ("tensor", [[6.0]])):
+    groups: Any = {"weight": VARIANCE["kernel"], "row": [[3.0, 6.0]], "tensor": [[6.0]]}
+    for granularity, kernel in groups.items():
         largest = masses.by_group(jnp.max, VARIANCE | {"scalar": jnp.ones(())}, granularity)
         np.testing.assert_array_equal(largest["kernel"], kernel)
         np.testing.assert_array_equal(largest["bias"], [0.5] if granularity == "tensor" else VARIANCE["bias"])

@@ -83,13 +83,7 @@ def minibatch_gradient(
 
 
 def slopes(
-    potential: Potential,
-    weights: Weights,
-    velocity: Weights,
-    batch: Batch,
-    precision: str | None = None,
-    *,
-    split: bool = False,
+    potential: Potential, weights: Weights, velocity: Weights, batch: Batch, precision: str | None, *, split: bool
 ) -> Array:
     """Return g_i·v, the derivative of the loss of each example along a velocity v."""
 
@@ -174,9 +168,8 @@ def exact_sums(
         jnp.full((num_classes,), -jnp.inf),
         jnp.zeros((num_classes,), jnp.int32),
     )
-    folded = _fold(fold, carry, potential.per_example_loss, weights, dataset, chunk_size)
+    num, folded = dataset.num_examples, _fold(fold, carry, potential.per_example_loss, weights, dataset, chunk_size)
     loss, error, gradient, low, high, positive = folded
-    num = dataset.num_examples
     if with_gradient:
         gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
     # A class that is learned has a positive score for its own examples and many others. A class with fewer than one in

@@ -56,15 +56,14 @@ def laplace(scale: float, center: float | Weights = 0.0) -> Prior:
     return Prior("laplace", scale, center)
 
 
-def posterior_temperature(dataset: Dataset, noise_scale: float | None = None) -> float:
+def posterior_temperature(dataset: Dataset, noise_scale: float = 1.0) -> float:
     """Return the temperature at which exp(−U/T) is the Bayesian posterior.
 
     U contains the mean loss over the P examples. If the loss is −log of a likelihood, T is 1/P. That of `regression` is
     −σ²·log of a Gaussian likelihood, so T is σ²/P, with `noise_scale` σ the standard deviation of the targets.
     """
-    if noise_scale is not None:
-        check_positive("noise_scale", noise_scale, "it is the standard deviation of a target")
-    return (1.0 if noise_scale is None else float(noise_scale) ** 2) / dataset.num_examples
+    check_positive("noise_scale", noise_scale, "it is the standard deviation of a target")
+    return float(noise_scale) ** 2 / dataset.num_examples
 
 
 PriorLike: TypeAlias = Prior | Mapping[str, Prior] | Callable[[Weights], Array]
@@ -285,7 +284,7 @@ def classification(apply: Callable[[Weights, Any], Array], **regularizer: Unpack
 
 def _of_outputs(apply: Callable, output_loss: Callable[[Array, Any], Array], **options: Any) -> Potential:
     """Return the potential with a loss of the outputs, with the faster functions that a network offers for it."""
-    network = getattr(apply, "__self__", None)
+    network: Any = getattr(apply, "__self__", None)
     faster = network.faster(output_loss) if hasattr(network, "faster") else {}
     return Potential(lambda weights, batch: output_loss(apply(weights, batch[0]), batch[1]), **faster, **options)
 
