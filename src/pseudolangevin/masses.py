@@ -67,13 +67,15 @@ def given(weights: Weights, masses: float | Weights) -> Weights:
 
 def check_given(masses: float | Weights) -> None:
     """Raise unless the masses are positive, finite numbers."""
-    for leaf in jax.tree.leaves(masses):
+    remedy = "pass one number or a pytree shaped like the weights"
+    if not (leaves := jax.tree.leaves(masses)):
+        raise ValueError(f"masses = {masses!r} is empty; {remedy}")
+    for leaf in leaves:
         if jnp.ndim(leaf) == 0:
             as_number("masses", leaf)
         values = np.asarray(leaf, np.float64)
         if not (valid := (values > 0) & np.isfinite(values)).all():
             bad = values[~valid].flat[0]
-            remedy = "pass one number or a pytree shaped like the weights"
             raise ValueError(f"masses holds {bad:g}; all must be positive and finite: {remedy}")
 
 
