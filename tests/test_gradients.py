@@ -31,6 +31,9 @@ def test_exact_sums_do_not_depend_on_the_chunk_size(small_task, chunk_size):
     assert value(sums.loss) == pytest.approx(loss, rel=3e-7)
     assert float(sums.error) == pytest.approx(float(potential.per_example_error(weights, batch).mean()))
     assert not sums.dead_class.any()
+    plain = exact_sums(pl.Potential(lambda w, batch: batch[0] * w), jnp.ones(()), pl.Dataset(np.ones(5), np.ones(5)), 2)
+    assert plain.dead_class is None
+    assert np.isnan(float(plain.error))
 
 
 def test_the_minibatch_gradient_is_unbiased(small_task):
@@ -79,23 +82,20 @@ def test_a_class_with_a_score_for_hardly_any_example_is_dead(lowest, num_positiv
     assert np.asarray(sums.dead_class).tolist() == [False, dead]
 
 
-def test_a_potential_without_classes_or_errors_has_neither():
-    potential = pl.Potential(lambda w, batch: batch[0] * w)
-    sums = exact_sums(potential, jnp.ones(()), pl.Dataset(np.ones(5), np.ones(5)), 2)
-    assert sums.dead_class is None
-    assert np.isnan(float(sums.error))
-
-
 @pytest.mark.parametrize("num", [1, 1000, 55_800])
 def test_compensated_sums_are_as_good_as_float64(num):
     values = np.random.default_rng(0).exponential(0.3, num).astype(np.float32)
-    assert value(jax.jit(gradients.total)(values)) == pytest.approx(exact(values), rel=1e-12)
-    squares = math.fsum(values.astype(np.float64) ** 2)
-    assert value(jax.jit(gradients.total_of_squares)(values)) == pytest.approx(squares, rel=1e-12)
-    scaled = jax.jit(lambda x: gradients.scale(gradients.total(x), 1 / num))(values)
-    assert value(scaled) == pytest.approx(exact(values) * float(np.float32(1 / num)), rel=1e-12)
-    chains = jax.jit(jax.vmap(gradients.total))(np.stack([values, 2 * values]))
-    assert float(chains.high[1]) + float(chains.low[1]) == pytest.approx(2 * exact(values), rel=1e-12)
+
+    @jax.jit
+    def sums(values):
+        total = gradients.total(values)
+        chains = jax.vmap(gradients.total)(jnp.stack([values, 2 * values]))
+        last = jax.tree.map(lambda pair: pair[1], chains)
+        return total, gradients.total_of_squares(values), gradients.scale(total, 1 / num), last
+
+    squares, factor = math.fsum(values.astype(np.float64) ** 2), float(np.float32(1 / num))
+    expected = [exact(values), squares, exact(values) * factor, 2 * exact(values)]
+    assert [value(pair) for pair in sums(values)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_difference_of_two_near_energies_is_precise_to_its_own_size():
@@ -103,15 +103,10 @@ def test_the_difference_of_two_near_energies_is_precise_to_its_own_size():
     rng = np.random.default_rng(4)
     before = rng.exponential(0.3, 55_800).astype(np.float32)
     after = (before + rng.normal(0, 1e-5, before.size)).astype(np.float32)
-
-    @jax.jit
-    def energy_change(old, new):
-        left, right = (gradients.scale(gradients.total(x), 1 / old.size) for x in (new, old))
-        return gradients.difference(left, right)
-
+    energies = [gradients.scale(gradients.total(jnp.asarray(x)), 1 / before.size) for x in (after, before)]
     expected = (exact(after) - exact(before)) / before.size
     assert abs(expected) < 1e-6  # a plain float32 difference of numbers of 0.3 would be worthless
-    assert float(energy_change(before, after)) == pytest.approx(expected, rel=1e-5)
+    assert float(gradients.difference(*energies)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_adding_pairs_is_exact_and_float64_is_kept():

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Literal, primitives
 
@@ -41,15 +42,13 @@ def default_chunk_size(chunk_size: int | None, weights: Weights, function: Calla
         return chunk_size
     on_gpu = jax.default_backend() == "gpu"
     size = 8 * DEFAULT_CHUNK_SIZE if on_gpu and trees.num_weights(weights) <= 2**17 else DEFAULT_CHUNK_SIZE
-    one, two = (_bytes(jax.make_jaxpr(function)(weights, dataset.shapes(num)).jaxpr) for num in (1, 2))
-    return max(1, min(size, (2**28 if on_gpu else 2**25) // max(1, two - one)))
 
+    def num_bytes(num_examples: int) -> int:
+        program = jax.make_jaxpr(function)(weights, dataset.shapes(num_examples)).jaxpr
+        results = [variable.aval for equation in _equations(program) for variable in equation.outvars]
+        return sum(math.prod(array.shape) * array.dtype.itemsize for array in results)
 
-def _bytes(jaxpr: Any) -> int:
-    """Return the size of all arrays that a program computes, without those inside loops."""
-    results = [variable.aval for equation in jaxpr.eqns for variable in equation.outvars]
-    inner = [e.params["jaxpr"].jaxpr for e in jaxpr.eqns if e.primitive.name in ("jit", "pjit")]
-    return sum(math.prod(a.shape) * a.dtype.itemsize for a in results) + sum(map(_bytes, inner))
+    return max(1, min(size, (2**28 if on_gpu else 2**25) // max(1, num_bytes(2) - num_bytes(1))))
 
 
 def minibatch_gradient(
@@ -58,47 +57,50 @@ def minibatch_gradient(
     batch: Batch,
     precision: str | None = None,
     *,
-    coefficients: Array | None = None,
+    coefficients: Any = None,
     split: bool = False,
 ) -> Weights:
     """Return ∇U on a batch (eq:MiniBatchGradientDefinition).
 
-    Args:
-        potential: U.
-        weights: weights of one chain.
-        batch: inputs and targets.
-        precision: precision of the matrix products ("highest", "tensorfloat32"…); None is the device's fastest.
-        coefficients: coefficient of the loss of each example; default: one over the number of examples.
-        split: whether chains, data or weights are split over several devices.
+    `precision` is that of the matrix products ("highest", "tensorfloat32"…; None is the device's fastest), and
+    `coefficients` are those of the losses of the examples, by default one over their number. The faster versions of
+    networks do not apply where chains, data or weights are `split` over several devices.
     """
-    if potential.gradient is not None:
-        gradient = potential.gradient(weights, batch, coefficients, precision, split)
-    else:
 
+    def plain(weights: Weights, batch: Batch, coefficients: Any) -> Weights:
         def loss(weights: Weights) -> Array:
             losses = potential.per_example_loss(weights, batch)
             return jnp.mean(losses) if coefficients is None else jnp.sum(coefficients * losses)
 
         with jax.default_matmul_precision(precision):
-            gradient = fast_convolutions(jax.grad(loss))(weights)
-    return potential.add_regularizer_gradient(weights, gradient)
+            return fast_convolutions(jax.grad(loss))(weights)
+
+    faster = {} if split or potential.gradient is None else potential.gradient(weights, batch, precision)
+    if faster and coefficients is None:  # a constant of the program: on a GPU, making the array would be a launch
+        num = batch[1].shape[0]
+        coefficients = np.full((num,), 1 / num, np.float32)
+    return potential.add_regularizer_gradient(weights, _fastest(plain, faster, weights, batch, coefficients))
 
 
 def slopes(
-    potential: Potential,
-    weights: Weights,
-    velocity: Weights,
-    batch: Batch,
-    precision: str | None = None,
-    *,
-    split: bool = False,
+    potential: Potential, weights: Weights, velocity: Weights, batch: Batch, precision: str | None, *, split: bool
 ) -> Array:
     """Return g_i·v, the derivative of the loss of each example along a velocity v."""
-    if potential.slopes is not None:
-        return potential.slopes(weights, velocity, batch, precision, split)
-    with jax.default_matmul_precision(precision):
-        loss = potential.per_example_loss
-        return fast_convolutions(lambda w, v: jax.jvp(lambda u: loss(u, batch), (w,), (v,))[1])(weights, velocity)
+
+    def plain(weights: Weights, velocity: Weights, batch: Batch) -> Array:
+        def along(weights: Weights, velocity: Weights) -> Array:
+            return jax.jvp(lambda w: potential.per_example_loss(w, batch), (weights,), (velocity,))[1]
+
+        with jax.default_matmul_precision(precision):
+            return fast_convolutions(along)(weights, velocity)
+
+    faster = {} if split or potential.slopes is None else potential.slopes(weights, batch, precision)
+    return _fastest(plain, faster, weights, velocity, batch)
+
+
+def _fastest(plain: Callable, faster: dict[str, Callable], *arguments: Any) -> Any:
+    """Call the version for the platform that the program is compiled for."""
+    return lax.platform_dependent(*arguments, default=plain, **faster) if faster else plain(*arguments)
 
 
 def covariance_product(
@@ -142,36 +144,31 @@ def exact_sums(
     potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None, *, with_gradient: bool = True
 ) -> ExactSums:
     """Return mean loss, mean error, ∇U and the dead classes over the full data set, with float32 products."""
-    num, num_classes, errors, scores = dataset.num_examples, 0, potential.per_example_error, potential.class_scores
-    if scores is not None:
-        num_classes = jax.eval_shape(scores, weights, dataset.shapes(1)[0]).shape[-1]
-
-    def chunk_loss(weights: Weights, batch: Batch, mask: Array) -> tuple[Array, Array]:
-        losses = jnp.where(mask, potential.per_example_loss(weights, batch), 0.0)
-        return jnp.sum(losses), losses
+    errors, scores = potential.per_example_error, potential.class_scores
+    num_classes = 0 if scores is None else jax.eval_shape(scores, weights, dataset.shapes(1)[0]).shape[-1]
 
     def fold(carry: tuple, batch: Batch, mask: Array) -> tuple:
         loss, error, gradient, low, high, positive = carry
+        losses, pull_back = jax.vjp(lambda w: potential.per_example_loss(w, batch), weights)
         if with_gradient:
-            (_, losses), chunk_gradient = jax.value_and_grad(chunk_loss, has_aux=True)(weights, batch, mask)
-            gradient = jax.tree.map(jnp.add, gradient, chunk_gradient)
-        else:
-            losses = chunk_loss(weights, batch, mask)[1]
+            gradient = jax.tree.map(jnp.add, gradient, pull_back(mask.astype(losses.dtype))[0])
         if errors is not None:
             error = error + jnp.sum(jnp.where(mask, errors(weights, batch), 0.0))
         if scores is not None:
             found = scores(weights, batch[0])
             low, high = jnp.minimum(low, jnp.min(found, axis=0)), jnp.maximum(high, jnp.max(found, axis=0))
             positive = positive + jnp.sum(mask[:, None] & (found > 0), axis=0, dtype=jnp.int32)
-        return add(loss, total(losses)), error, gradient, low, high, positive
+        return add(loss, total(jnp.where(mask, losses, 0.0))), error, gradient, low, high, positive
 
-    bounds = jnp.full((num_classes,), jnp.inf), jnp.full((num_classes,), -jnp.inf)
-    error = jnp.full((), jnp.nan) if errors is None else jnp.zeros(())
-    start = (zero_sum(), error, trees.zeros_like(weights) if with_gradient else None, *bounds)
-    carry = (*start, jnp.zeros((num_classes,), jnp.int32))
-    with jax.default_matmul_precision("highest"):
-        chunk_size = default_chunk_size(chunk_size, weights, potential.per_example_loss, dataset)
-        folded = fold_chunks(fast_convolutions(fold), carry, dataset, chunk_size)
+    carry = (
+        zero_sum(),
+        jnp.full((), jnp.nan) if errors is None else jnp.zeros(()),
+        trees.zeros_like(weights) if with_gradient else None,
+        jnp.full((num_classes,), jnp.inf),
+        jnp.full((num_classes,), -jnp.inf),
+        jnp.zeros((num_classes,), jnp.int32),
+    )
+    num, folded = dataset.num_examples, _fold(fold, carry, potential.per_example_loss, weights, dataset, chunk_size)
     loss, error, gradient, low, high, positive = folded
     if with_gradient:
         gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
@@ -186,15 +183,18 @@ def exact_means(
 ) -> list[Sum]:
     """Return the means of per-example quantities over the full data set, in one forward pass with float32 products."""
 
-    @fast_convolutions
     def fold(totals: list[Sum], batch: Batch, mask: Array) -> list[Sum]:
         values = [jnp.where(mask, quantity(weights, batch), 0.0) for quantity in per_example]
         return [add(t, total(v)) for t, v in zip(totals, values, strict=True)]
 
-    with jax.default_matmul_precision("highest"):
-        chunk_size = default_chunk_size(chunk_size, weights, per_example[0], dataset)
-        totals = fold_chunks(fold, [zero_sum() for _ in per_example], dataset, chunk_size)
+    totals = _fold(fold, [zero_sum() for _ in per_example], per_example[0], weights, dataset, chunk_size)
     return [scale(value, 1 / dataset.num_examples) for value in totals]
+
+
+def _fold(fold: Any, carry: Any, function: Callable, weights: Weights, dataset: Dataset, chunk_size: int | None) -> Any:
+    with jax.default_matmul_precision("highest"):
+        chunk_size = default_chunk_size(chunk_size, weights, function, dataset)
+        return fold_chunks(fast_convolutions(fold), carry, dataset, chunk_size)
 
 
 def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk_size: int | None = None) -> Sum:
@@ -295,7 +295,7 @@ def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
 
     def rearranged(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        if not _has_convolutions(closed.jaxpr):
+        if all(equation.primitive is not primitives.conv_general_dilated_p for equation in _equations(closed.jaxpr)):
             return function(*arguments)
         outputs = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), mapped, {})
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
@@ -303,11 +303,12 @@ def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
     return rearranged
 
 
-def _has_convolutions(jaxpr: Any) -> bool:
-    inner = (_inner(equation) for equation in jaxpr.eqns)
-    return any(e.primitive is primitives.conv_general_dilated_p for e in jaxpr.eqns) or any(
-        closed is not None and _has_convolutions(closed.jaxpr) for closed in inner
-    )
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a program and of the compiled functions that it calls, without those inside loops."""
+    for equation in jaxpr.eqns:
+        yield equation
+        if (inner := _inner(equation)) is not None:
+            yield from _equations(inner.jaxpr)
 
 
 def _inner(equation: Any) -> Any:
@@ -360,19 +361,14 @@ def _convolve(left: Array, right: Array, *, mapped: bool, dimension_numbers: Any
     def plain(left: Array, right: Array) -> Array:
         return primitives.conv_general_dilated_p.bind(left, right, dimension_numbers=canonical, **params)
 
-    convolution = one_by_one(plain) if mapped else plain
-    result = convolution(lax.transpose(left, last[0]), lax.transpose(right, (*kernel[2:], kernel[1], kernel[0])))
-    return lax.transpose(result, [last[1].index(axis) for axis in range(num)])
+    convolution: Any = jax.custom_batching.custom_vmap(plain)
 
-
-def one_by_one(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """Return a function that, mapped over both arguments, is computed for one pair after the other."""
-    called = jax.custom_batching.custom_vmap(function)
-
-    @called.def_vmap
-    def rule(size: int, batched: list[bool], left: Array, right: Array) -> tuple[Array, bool]:
+    @convolution.def_vmap
+    def one_after_the_other(size: int, batched: list[bool], left: Array, right: Array) -> tuple[Array, bool]:
         if all(batched):
-            return lax.map(lambda pair: called(*pair), (left, right)), True
-        return jax.vmap(function, in_axes=tuple(0 if b else None for b in batched))(left, right), True
+            return lax.map(lambda pair: convolution(*pair), (left, right)), True
+        return jax.vmap(plain, in_axes=tuple(0 if b else None for b in batched))(left, right), True
 
-    return called
+    left, right = lax.transpose(left, last[0]), lax.transpose(right, (*kernel[2:], kernel[1], kernel[0]))
+    result = convolution(left, right) if mapped else plain(left, right)
+    return lax.transpose(result, [last[1].index(axis) for axis in range(num)])

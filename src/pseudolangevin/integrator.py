@@ -36,10 +36,10 @@ def step(
 ) -> tuple[Weights, Weights]:
     """Return weights and momentum after one step: drift, one gradient, kick. `noise` is ξ; None is for c1 = 1."""
     weights = drift(weights, half_step_momentum, masses, time_step)
-    gradient = gradient_at(weights)
+    # The formula of a half step, with c1² in place of c1 and (1 + c1²)·δt in place of δt.
     retained = momentum_retention**2
-    length = (1 + retained) * time_step / 2
-    return weights, _kick(half_step_momentum, gradient, noise, masses, variance, temperature, retained, length)
+    kick = masses, variance, temperature, retained, (1 + retained) * time_step
+    return weights, half_step(half_step_momentum, gradient_at(weights), noise, *kick)
 
 
 def drift(weights: Weights, half_step_momentum: Weights, masses: Weights, time_step: float | Array) -> Weights:
@@ -58,27 +58,14 @@ def half_step(
     time_step: float | Array,
 ) -> Weights:
     """Return h = c1·p − (δt/2)·g + √((1 − c1²)·M·T − (δt/2)²·𝒱)·ξ (eq:ExtendedMomenta_pL)."""
-    return _kick(momentum, gradient, noise, masses, variance, temperature, momentum_retention, 0.5 * time_step)
-
-
-def _kick(
-    momentum: Weights,
-    gradient: Weights,
-    noise: Weights | None,
-    masses: Weights,
-    variance: Weights | None,
-    temperature: Array,
-    retained: float,
-    length: float | Array,
-) -> Weights:
-    """Return r·p − l·g + √((1 − r²)·M·T − l²·𝒱)·ξ, with r = `retained` and l = `length` in time."""
-    kicked = jax.tree.map(lambda p, g: retained * p - length * g, momentum, gradient)
+    length = 0.5 * time_step
+    kicked = jax.tree.map(lambda p, g: momentum_retention * p - length * g, momentum, gradient)
     if noise is None:
         return kicked
 
     def thermalize(h: Array, m: Array, xi: Array, v: Array | float = 0.0) -> Array:
         # At the limit 𝒯 = 1/(1 + c1²) the injected noise vanishes; rounding must not make its variance negative.
-        injected = jnp.maximum((1 - retained**2) * m * temperature - length**2 * v, 0.0)
+        injected = jnp.maximum((1 - momentum_retention**2) * m * temperature - length**2 * v, 0.0)
         return h + jnp.sqrt(injected) * xi
 
     subtracted = () if variance is None else (variance,)

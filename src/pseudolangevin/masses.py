@@ -2,14 +2,13 @@
 
 The temperature ratio of a component (eq:LTRLimit) is 𝒯_i = δt²·𝒱_i / (4·(1 − c1²)·T·M_i); inverting it gives the mass
 for a given ratio. Masses and 𝒱 are kept per weight, per row (one for each output unit, the last axis of a kernel) or
-per tensor, as arrays that broadcast against the weights. Samplers measure 𝒱 at their start and at
-every refresh, and call `from_noise` (`NoiseMassLangevin.nominal_masses`).
+per tensor, as arrays that broadcast against the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -40,17 +39,16 @@ def from_noise(
     return jax.tree.map(lambda v: constant * v / ratio, variance)
 
 
-def uniform(weights: Weights, mass: float, granularity: Granularity = "weight") -> Weights:
+def uniform(weights: Weights, mass: float) -> Weights:
     """Return the same mass for every weight."""
-    return jax.tree.map(lambda w: jnp.full(group_shape(w.shape, granularity), mass, w.dtype), weights)
+    return jax.tree.map(lambda w: jnp.full_like(w, mass), weights)
 
 
 def given(weights: Weights, masses: float | Weights) -> Weights:
     """Return masses given as one number, or as a pytree whose arrays broadcast against the weights."""
-    if jax.tree_util.all_leaves([masses]) and jnp.ndim(masses) == 0:
-        return uniform(weights, masses, "tensor")
     remedy = "pass one number or a pytree shaped like the weights of one chain"
     structure: Any = jax.tree.structure(weights)
+    masses = trees.spread(masses, weights)
     found: Any = jax.tree.structure(masses)
     if structure != found:
         raise ValueError(f"masses is a pytree {found}, the weights are {structure}; {remedy}")
@@ -59,8 +57,9 @@ def given(weights: Weights, masses: float | Weights) -> Weights:
         mass = jnp.asarray(mass, weight.dtype)
         mass = mass.reshape((1,) * (weight.ndim - mass.ndim) + mass.shape)
         if mass.ndim != weight.ndim or any(m not in (1, w) for m, w in zip(mass.shape, weight.shape, strict=True)):
-            found = f"an array of shape {mass.shape} for weights of shape {weight.shape}"
-            raise ValueError(f"masses holds {found}; {remedy}")
+            raise ValueError(
+                f"masses holds an array of shape {mass.shape} for weights of shape {weight.shape}; {remedy}"
+            )
         return mass
 
     return jax.tree.map(fitted, weights, masses)
@@ -75,8 +74,8 @@ def check_given(masses: float | Weights) -> None:
         if jnp.ndim(leaf) == 0:
             as_number("masses", leaf)
         values = np.asarray(leaf, np.float64)
-        if not (values.min() > 0 and values.max() < np.inf):
-            bad = values.max() if values.min() > 0 else values.min()
+        if not (valid := (values > 0) & np.isfinite(values)).all():
+            bad = values[~valid].flat[0]
             raise ValueError(f"masses holds {bad:g}; all must be positive and finite: {remedy}")
 
 
@@ -93,46 +92,25 @@ def floor_variance(variance: Weights, fraction: float) -> Weights:
     return jax.tree.map(lambda v, mean: jnp.maximum(v, fraction * jnp.where(mean > 0, mean, fallback)), variance, means)
 
 
-def at_least(masses: Weights, minimum: Any) -> Weights:
-    """Return the masses raised to a common minimum, or to one for each tensor."""
-    return jax.tree.map(jnp.maximum, masses, trees.spread(minimum, masses))
+def stabilized(masses: Weights, stiffness: Weights, time_step: float, max_frequency: float) -> Weights:
+    """Return the masses, raised to where the regulariser alone, ω² = (λ/N)/M, oscillates with ω·δt ≤ `max_frequency`.
 
-
-def stable_minimum(stiffness: Any, time_step: float, max_frequency: float) -> Any:
-    """Return the mass at which the regulariser alone, ω² = (λ/N)/M, oscillates with ω·δt = `max_frequency`.
-
-    `stiffness` is λ/N, one number or one for each tensor.
+    `stiffness` is λ/N, one number for each tensor.
     """
-    return jax.tree.map(lambda k: k * (time_step / max_frequency) ** 2, stiffness)
-
-
-def group_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, ...]:
-    """Return the shape of the masses of a tensor."""
-    if granularity == "weight" or (granularity == "row" and len(shape) < 2):
-        return shape
-    if granularity == "row":
-        return (1,) * (len(shape) - 1) + shape[-1:]
-    return (1,) * len(shape)
+    factor = (time_step / max_frequency) ** 2
+    return jax.tree.map(lambda m, k: jnp.maximum(m, k * factor), masses, stiffness)
 
 
 def by_group(reduce: Callable[..., Array], tree: Weights, granularity: Granularity) -> Weights:
-    """Apply `reduce` (jnp.max, jnp.mean) within every group that shares a mass."""
+    """Apply `reduce` (jnp.max, jnp.mean) within every group that shares a mass; a vector has one entry per row."""
 
     def reduced(leaf: Array) -> Array:
-        shape = group_shape(leaf.shape, granularity)
-        axes = tuple(axis for axis, (n, m) in enumerate(zip(leaf.shape, shape, strict=True)) if n != m)
-        return reduce(leaf, axis=axes, keepdims=True) if axes else leaf
+        if granularity == "weight" or (granularity == "row" and leaf.ndim < 2):
+            return leaf
+        num_axes = leaf.ndim if granularity == "tensor" else leaf.ndim - 1
+        return reduce(leaf, axis=tuple(range(num_axes)), keepdims=True)
 
     return jax.tree.map(reduced, tree)
-
-
-class VarianceEstimate(NamedTuple):
-    """An estimate of 𝒱 from mini-batches."""
-
-    variance: Weights
-    num_batches: Array
-    converged: Array
-    """Whether every component met the tolerance before the mini-batches ran out."""
 
 
 def variance_from_minibatches(
@@ -143,8 +121,8 @@ def variance_from_minibatches(
     block_size: int = 100,
     max_batches: int = 1000,
     tolerance: float = 0.1,
-) -> VarianceEstimate:
-    """Estimate 𝒱 from independent mini-batch gradients, until it converges for every component.
+) -> tuple[Weights, Array]:
+    """Return 𝒱 from independent mini-batch gradients, and their number: until 𝒱 converges for every component.
 
     After each block of mini-batches the running estimate is compared with the one before the block. It has converged
     when √(𝒱_new/𝒱_old) is within `tolerance` of one everywhere; components without noise agree. `gradient` maps a key
@@ -172,8 +150,8 @@ def variance_from_minibatches(
 
     # Before the first block the estimate is zero, which agrees with a later one only if there is no noise at all.
     start = ((jnp.zeros((), jnp.int32), zeros, zeros), zeros, jnp.asarray(False))
-    moments, variance, converged = lax.while_loop(unfinished, one_more_block, start)
-    return VarianceEstimate(variance, moments[0], converged)
+    moments, variance, _ = lax.while_loop(unfinished, one_more_block, start)
+    return variance, moments[0]
 
 
 def variance_from_examples(
@@ -235,8 +213,8 @@ def gradient_moments(potential: Potential, weights: Weights, batch: Batch, mask:
 
     by_example = fast_convolutions(jax.vmap(jax.grad(loss), in_axes=(None, 0)))
     gradients = jax.tree.map(masked, by_example(weights, batch))
-    squares = jax.tree.map(lambda g: jnp.sum(g**2, axis=0), gradients)
-    return jax.tree.map(lambda g: jnp.sum(g, axis=0), gradients), squares
+    first, second = (jax.tree.map(lambda g, p=power: jnp.sum(g**p, axis=0), gradients) for power in (1, 2))
+    return first, second
 
 
 def variances_agree(old: Weights, new: Weights, tolerance: float) -> Array:

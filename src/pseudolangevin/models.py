@@ -2,9 +2,9 @@
 
 The gradient of the mean cross-entropy of a batch is computed in one of three ways: by two Triton kernels (`by_kernels`)
 on a GPU for networks in → h1 → h2 → classes, by hand-written backpropagation (`_dense_gradient`) on a CPU, or by
-`jax.grad`, which is the fallback and what the other two are tested against.
+`jax.grad`, the fallback that the other two are tested against.
 
-**The kernels.** A wide first hidden layer makes the plain gradient slow: the activations, batch × h1 numbers, go
+**The kernels.** With a wide first hidden layer the plain gradient is slow: the activations, batch × h1 numbers, go
 through memory several times. In the kernels they never leave the chip. With x the inputs and z the pre-activations of
 the second layer,
 
@@ -13,40 +13,39 @@ the second layer,
     backward  for every c, h_c again, then ∂W2_c = h_cᵀ·∂z and ∂W1_c = xᵀ·∂h_c with ∂h_c = ∂z·W2_cᵀ where h_c > 0.
 
 Products have bfloat16 factors and float32 sums. Shapes are padded to powers of two; b1 is one more row of W1 and meets
-a constant input of one. Sums over the batch come back in parts, one for each tile or split. For a small network a
-launch takes as long as the work, and every input or output array is a launch to make it or to add its parts; so
-there are three of each: W3ᵀ is stored below W2, and the gradients of W3, b2 and b3 are one matrix.
+a constant input of one. Sums over the batch come back in parts, one for each tile or split. Every input or output array
+costs a launch, which for a small network takes as long as the work: W3ᵀ is therefore stored below W2, and the gradients
+of W3, b2 and b3 are one matrix.
 
-**On a CPU** activations are (features, examples): a forward product then has the stored weights as its first factor,
-contracted along the first axis, sums over classes run over the first axis, and XLA's CPU products are faster than
-for (examples, features). A large batch is processed in chunks that stay in the cache.
+**On a CPU** activations are (features, examples): a forward product then contracts the stored weights along the first
+axis, which XLA computes faster than for (examples, features). A large batch is processed in chunks that stay in the
+cache.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import custom_batching, lax
 from jaxtyping import Float, Num
 
 from ._trees import Array, Batch, Key, Weights, check_choice
+from .potential import cross_entropy
 
 NARROW = 128  # padded width of the inputs, with the constant one, and of the second layer
 CLASSES = 16  # padded number of classes
 DENSE_CHUNK = 1024  # examples; 2 MiB for a layer of 500 units, the second-level cache of a core
 
 
-def feedforward(
-    sizes: Sequence[int], *, output_activation: str = "relu", hidden_activation: str = "relu"
-) -> FeedForward:
-    """Return a feed-forward network, with ReLU on every layer unless another activation is chosen.
+@dataclass(frozen=True)
+class FeedForward:
+    """Fully connected layers, a⁽ˡ⁾ = z⁽ˡ⁻¹⁾·W⁽ˡ⁾ + b⁽ˡ⁾, z⁽ˡ⁾ = max(0, a⁽ˡ⁾) (eq:FFN), or with other activations.
 
     Args:
         sizes: the widths from the input to the output; the paper's are (100, L1, 100, 10).
@@ -60,21 +59,19 @@ def feedforward(
         >>> network.apply(weights, jnp.ones((3, 100))).shape
         (3, 10)
     """
-    sizes = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
-    if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
-        raise ValueError(f"sizes = {sizes}: give at least an input and an output width, all positive integers")
-    check_choice("output_activation", output_activation, ("identity", "relu"))
-    check_choice("hidden_activation", hidden_activation, ("relu", "tanh", "gelu", "silu"))
-    return FeedForward(sizes, output_activation, hidden_activation)
 
+    sizes: Sequence[int]
+    output_activation: str = field(default="relu", kw_only=True)
+    hidden_activation: str = field(default="relu", kw_only=True)
 
-@dataclass(frozen=True)
-class FeedForward:
-    """Fully connected layers, a⁽ˡ⁾ = z⁽ˡ⁻¹⁾·W⁽ˡ⁾ + b⁽ˡ⁾, z⁽ˡ⁾ = max(0, a⁽ˡ⁾) (eq:FFN)."""
-
-    sizes: tuple[int, ...]
-    output_activation: str
-    hidden_activation: str = "relu"
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        sizes = tuple(self.sizes) if isinstance(self.sizes, Sequence) else (self.sizes,)
+        if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
+            raise ValueError(f"sizes = {sizes}: give at least an input and an output width, all positive integers")
+        check_choice("output_activation", self.output_activation, ("identity", "relu"))
+        check_choice("hidden_activation", self.hidden_activation, ("relu", "tanh", "gelu", "silu"))
+        object.__setattr__(self, "sizes", sizes)
 
     def init(self, key: Key) -> Weights:
         """Return random weights, uniform in ±1/√(inputs of the layer), kernels and biases alike."""
@@ -92,51 +89,26 @@ class FeedForward:
         """Return the logits z⁽ˡ⁾ of the last layer, before the softmax."""
         return self.trace(weights, inputs)[0]
 
-    @property
-    def depth(self) -> int:
-        """Number of layers."""
-        return len(self.sizes) - 1
+    def faster(self, output_loss: Callable[[Array, Any], Array]) -> dict[str, Any]:
+        """Return `gradient`, `slopes` and `gradient_moments` of a `Potential` whose loss is that of the outputs.
 
-    def loss_hooks(self, output_loss: Callable[[Array, Any], Array], *, is_cross_entropy: bool) -> dict[str, Any]:
-        """Return faster versions of a potential's `gradient`, `slopes` and `gradient_moments` for this network.
-
-        Args:
-            output_loss: maps (outputs, targets) of S examples to S losses.
-            is_cross_entropy: whether `output_loss` is the cross-entropy of integer labels.
+        The first two are made for the cross-entropy and ReLU.
         """
 
-        def losses(weights: Weights, batch: Batch) -> Array:
-            return output_loss(self.apply(weights, batch[0]), batch[1])
+        def gradient(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
+            if not _is_plain_batch(weights, batch):
+                return {}
+            kernels = {"cuda": _by_kernels(self)} if kernels_apply(self, batch[0], precision) else {}
+            return {"cpu": _dense_gradient(self)} | kernels
 
-        def gradient(
-            weights: Weights, batch: Batch, coefficients: Array | None, precision: str | None, split: bool
-        ) -> Weights:
-            def plain(weights: Weights, batch: Batch, coefficients: Array) -> Weights:
-                with jax.default_matmul_precision(precision):
-                    return jax.grad(lambda w: jnp.sum(coefficients * losses(w, batch)))(weights)
+        def slopes(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
+            applies = _is_plain_batch(weights, batch) and kernels_apply(self, batch[0], precision)
+            return {"cuda": partial(slopes_by_kernel, self)} if applies else {}
 
-            # A constant of the program: on a GPU, making the array would be a launch.
-            mean: Any = np.full(batch[1].shape[:1], 1 / batch[1].shape[0], weights["layer1"]["kernel"].dtype)
-            each = mean if coefficients is None else coefficients
-            if split or not _is_plain_batch(weights, batch):
-                return plain(weights, batch, each)
-            ways = {"cpu": _dense_gradient(self)}
-            if kernels_apply(self, batch[0], precision):
-                ways["cuda"] = _by_kernels(self)
-            return lax.platform_dependent(weights, batch, each, default=plain, **ways)
-
-        def slopes(weights: Weights, velocity: Weights, batch: Batch, precision: str | None, split: bool) -> Array:
-            def plain(weights: Weights, velocity: Weights, batch: Batch) -> Array:
-                with jax.default_matmul_precision(precision):
-                    return jax.jvp(lambda w: losses(w, batch), (weights,), (velocity,))[1]
-
-            if split or not _is_plain_batch(weights, batch) or not kernels_apply(self, batch[0], precision):
-                return plain(weights, velocity, batch)
-            return lax.platform_dependent(weights, velocity, batch, default=plain, cuda=partial(slopes_by_kernel, self))
-
-        moments = {"gradient_moments": partial(layer_moments, self, output_loss)}
-        has_kernels = is_cross_entropy and self.hidden_activation == "relu"
-        return moments | ({"gradient": gradient, "slopes": slopes} if has_kernels else {})
+        found: dict[str, Any] = {"gradient_moments": partial(layer_moments, self, output_loss)}
+        if output_loss is cross_entropy and self.hidden_activation == "relu":
+            found |= {"gradient": gradient, "slopes": slopes}
+        return found
 
     def trace(
         self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None
@@ -150,16 +122,20 @@ class FeedForward:
             found = f"an input has shape {inputs.shape[1:]} and the network takes {self.sizes[0]} components"
             raise ValueError(f"{found}; change the first of its sizes, or the inputs")
         hidden, layer_inputs = inputs, []
-        for index in range(1, self.depth + 1):
+        depth = len(self.sizes) - 1
+        for index in range(1, depth + 1):
             layer = weights[f"layer{index}"]
             hidden = hidden.astype(layer["kernel"].dtype)
             layer_inputs.append(hidden)
             hidden = hidden @ layer["kernel"] + layer["bias"]
             if offsets is not None:
                 hidden = hidden + offsets[index - 1]
-            activation = self.hidden_activation if index < self.depth else self.output_activation
+            activation = self.hidden_activation if index < depth else self.output_activation
             hidden = getattr(jax.nn, activation)(hidden)
         return hidden, layer_inputs
+
+
+feedforward = FeedForward
 
 
 def _is_plain_batch(weights: Weights, batch: Batch) -> bool:
@@ -213,21 +189,28 @@ def kernels_apply(network: FeedForward, inputs: Array, precision: str | None) ->
     return hidden / blocks.hidden <= 4 * inputs.shape[0] / blocks.rows
 
 
-def _by_kernels(network: FeedForward) -> Any:
-    """Return the gradient as a function of (weights, batch, coefficients); block sizes depend on the chains."""
+def _by_chains(gradient: Callable[..., Weights]) -> Any:
+    """Return a function of (weights, batch, coefficients) from one of (number of chains, weights, batch, coefficients).
 
-    @custom_batching.custom_vmap
-    def one(weights: Weights, batch: Batch, coefficients: Array) -> Weights:
-        return by_kernels(network, weights, batch, coefficients, blocks_for(network, batch[1].shape[0], 1))
+    That number is one, or how many chains the function is mapped over.
+    """
+    one = custom_batching.custom_vmap(partial(gradient, 1))
 
     @one.def_vmap
     def many(num_chains: int, batched: Any, *arguments: Any) -> tuple[Weights, Any]:
-        axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
-        batch_size = arguments[2].shape[-1]
-        gradient = partial(by_kernels, network, blocks=blocks_for(network, batch_size, num_chains))
-        return jax.vmap(gradient, in_axes=tuple(axes))(*arguments), jax.tree.map(lambda _: True, batched[0])
+        axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, tuple(batched))
+        found = jax.vmap(partial(gradient, num_chains), in_axes=axes)(*arguments)
+        return found, jax.tree.map(lambda _: True, found)
 
     return one
+
+
+def _by_kernels(network: FeedForward) -> Any:
+    def gradient(num_chains: int, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
+        blocks = blocks_for(network, coefficients.shape[0], num_chains)
+        return by_kernels(network, weights, batch, coefficients, blocks)
+
+    return _by_chains(gradient)
 
 
 def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks:
@@ -260,7 +243,7 @@ def by_kernels(
     missing = -batch[1].shape[0] % math.lcm(blocks.rows, blocks.back_rows)
     columns, labels = _padded_batch(batch, missing)
     coefficients = jnp.pad(coefficients.astype(jnp.float32), (0, missing))
-    packed = pack(weights, _padded_width(num_hidden, blocks))
+    packed = pack(weights, blocks)
     dz, end = _forward(network, packed, columns, labels, coefficients, blocks, interpret)
     first, second = (jnp.sum(parts, axis=0) for parts in _backward(packed, columns, dz, blocks, interpret))
     end = jnp.sum(end, axis=0)
@@ -278,25 +261,19 @@ def _padded_batch(batch: Batch, missing: int) -> Batch:
     return columns, jnp.pad(batch[1].astype(jnp.int32), (0, missing))
 
 
-def _padded_width(num_hidden: int, blocks: Blocks) -> int:
-    """Return the width of the first hidden layer in the kernels."""
-    return num_hidden + -num_hidden % math.lcm(blocks.hidden, blocks.back_hidden)
-
-
 class Packed(NamedTuple):
-    """Padded weights."""
+    """Padded weights: W1 with b1 as a row, (NARROW, h1); W2 and below it W3ᵀ, (h1 + CLASSES, NARROW); b2 and b3."""
 
     first: Array
-    """W1 with b1 as a row, (NARROW, h1), bfloat16."""
     second: Array
-    """W2 and below it W3ᵀ, (h1 + CLASSES, NARROW), bfloat16."""
     biases: Array
-    """b2 and b3, (NARROW + CLASSES,)."""
 
 
-def pack(weights: Weights, padded: int) -> Packed:
-    """Return the weights in the padded shapes of the kernels."""
+def pack(weights: Weights, blocks: Blocks) -> Packed:
+    """Return the weights in the padded shapes of the kernels, as bfloat16, but for the biases b2 and b3."""
     one, two, three = (weights[f"layer{i}"] for i in (1, 2, 3))
+    num_hidden = one["bias"].shape[0]
+    padded = num_hidden + -num_hidden % math.lcm(blocks.hidden, blocks.back_hidden)
 
     def pad(array: Array, *shape: int) -> Array:
         return jnp.pad(array, [(0, size - have) for size, have in zip(shape, array.shape, strict=True)])
@@ -309,12 +286,10 @@ def pack(weights: Weights, padded: int) -> Packed:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Block sizes of the two kernels."""
+    """Block sizes of the two kernels: examples in a tile, units of the wide layer in a chunk, and Triton's settings."""
 
     rows: int = 64
-    """Number of examples in a tile of the forward kernel."""
     hidden: int = 64
-    """Number of units of the wide layer in a chunk of the forward kernel."""
     warps: int = 4
     stages: int = 2
     back_rows: int = 64
@@ -334,24 +309,16 @@ def _pallas() -> tuple[Any, Any]:
 
 
 def _forward(
-    network: FeedForward,
-    packed: Packed,
-    inputs: Array,
-    labels: Array,
-    coefficients: Array,
-    blocks: Blocks,
-    interpret: bool,
+    network: FeedForward, packed: Packed, inputs: Array, labels: Array, scales: Array, blocks: Blocks, interpret: bool
 ) -> list[Array]:
     """Return ∂z, (rows, NARROW), and for every tile a part of the gradient of the end of the network.
 
     That part is ∂W3ᵀ, ∂b2 and ∂b3 as one matrix, (CLASSES + 2, NARROW), whose last row holds one number per class.
-    `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,), `coefficients` float32
+    `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,), `scales` float32
     (rows,), zero for padding; the number of rows is a multiple of both tile heights.
     """
     pl, triton = _pallas()
-    num_rows, num_hidden = inputs.shape[0], packed.first.shape[1]
-    has_relu = network.output_activation == "relu"
-    dot = triton.dot
+    num_rows, num_hidden, dot = inputs.shape[0], packed.first.shape[1], triton.dot
 
     def forward(*refs: Any) -> None:
         x_ref, label_ref, scale_ref, first_ref, second_ref, bias_ref, dz_ref, end_ref = refs
@@ -370,7 +337,6 @@ def _forward(
         a = jnp.maximum(z, 0.0).astype(jnp.bfloat16)
         scores = dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
         error = _errors(network, scores, label_ref[rows]) * scale_ref[rows][:, None]
-        error = jnp.where(scores > 0, error, 0.0) if has_relu else error
         rounded = error.astype(jnp.bfloat16)
         dz = jnp.where(z > 0, dot(rounded, third), 0.0)
         dz_ref[rows, :] = dz.astype(jnp.bfloat16)
@@ -390,17 +356,19 @@ def _forward(
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name="forward",
-    )(inputs, labels, coefficients, *packed)
+    )(inputs, labels, scales, *packed)
 
 
 def _errors(network: FeedForward, scores: Array, labels: Array) -> Array:
-    """Return softmax minus the label, inside a kernel; `scores` have CLASSES columns."""
-    logits = jnp.maximum(scores, 0.0) if network.output_activation == "relu" else scores
+    """Return ∂loss/∂scores, inside a kernel; `scores` are the last pre-activations, with CLASSES columns."""
+    has_relu = network.output_activation == "relu"
+    logits = jnp.maximum(scores, 0.0) if has_relu else scores
     label = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
     logits = jnp.where(label < network.sizes[-1], logits, -jnp.inf)
     shifted = jnp.exp(logits - jnp.max(logits, axis=1)[:, None])
     probabilities = shifted / jnp.sum(shifted, axis=1)[:, None]
-    return probabilities - jnp.where(label == labels[:, None], 1.0, 0.0)
+    errors = probabilities - jnp.where(label == labels[:, None], 1.0, 0.0)
+    return jnp.where(scores > 0, errors, 0.0) if has_relu else errors
 
 
 def slopes_by_kernel(
@@ -413,13 +381,12 @@ def slopes_by_kernel(
     """
     pl, triton = _pallas()
     batch_size = batch[1].shape[0]
-    num_hidden = network.sizes[1]
     rows = 64 if batch_size > 4096 else 16
-    blocks = blocks_for(network, batch_size, 1)
-    padded = _padded_width(num_hidden, blocks)
+    packed, packed_velocity = (pack(tree, blocks_for(network, batch_size, 1)) for tree in (weights, velocity))
+    padded = packed.first.shape[1]
     chunk = min(64, padded)
     columns, labels = _padded_batch(batch, -batch_size % rows)
-    has_relu, dot = network.output_activation == "relu", triton.dot
+    dot = triton.dot
 
     def kernel(*refs: Any) -> None:
         x_ref, label_ref, first_ref, second_ref, bias_ref, first_v_ref, second_v_ref, bias_v_ref, slope_ref = refs
@@ -441,7 +408,6 @@ def slopes_by_kernel(
         scores = dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
         along = dot(da, third, trans_b=True) + dot(a, third_velocity, trans_b=True)
         along = along + bias_v_ref[pl.ds(NARROW, CLASSES)][None, :]
-        along = jnp.where(scores > 0, along, 0.0) if has_relu else along
         slope_ref[tile] = jnp.sum(_errors(network, scores, label_ref[tile]) * along, axis=1)
 
     num_rows = columns.shape[0]
@@ -449,11 +415,10 @@ def slopes_by_kernel(
         kernel,
         grid=(num_rows // rows,),
         out_shape=jax.ShapeDtypeStruct((num_rows,), jnp.float32),
-        out_specs=pl.BlockSpec((num_rows,), lambda i: (0,)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="slopes",
-    )(columns, labels, *pack(weights, padded), *pack(velocity, padded))
+    )(columns, labels, *packed, *packed_velocity)
     return found[:batch_size]
 
 
@@ -503,26 +468,14 @@ def _dense_gradient(network: FeedForward) -> Any:
 
     Mapped over chains, small batches share every product; large ones are processed one after another.
     """
+    together = partial(_chunked_gradient, network)
+    in_turn = custom_batching.sequential_vmap(together)
 
-    @custom_batching.custom_vmap
-    def one(weights: Weights, batch: Batch, coefficients: Array) -> Weights:
-        return _chunked_gradient(network, weights, batch, coefficients)
+    def gradient(num_chains: int, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
+        chosen = together if num_chains > 1 and coefficients.shape[0] <= DENSE_CHUNK else in_turn
+        return chosen(weights, batch, coefficients)
 
-    @one.def_vmap
-    def many(num_chains: int, batched: Any, *arguments: Any) -> tuple[Weights, Any]:
-        axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, batched)
-        if num_chains > 1 and arguments[2].shape[-1] <= DENSE_CHUNK:
-            found = jax.vmap(partial(_chunked_gradient, network), in_axes=tuple(axes))(*arguments)
-        else:
-            each = jax.tree.map(
-                lambda a, has_axis: a if has_axis else jnp.broadcast_to(a, (num_chains, *a.shape)),
-                arguments,
-                tuple(batched),
-            )
-            found = lax.map(lambda chain: one(*chain), each)
-        return found, jax.tree.map(lambda _: True, batched[0])
-
-    return one
+    return _by_chains(gradient)
 
 
 def _chunked_gradient(network: FeedForward, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
@@ -544,7 +497,7 @@ def _chunked_gradient(network: FeedForward, weights: Weights, batch: Batch, coef
 
 def _sum_gradient(network: FeedForward, weights: Weights, inputs: Array, labels: Array, coefficients: Array) -> Weights:
     """Return the gradient of the sum of the cross-entropies with these coefficients."""
-    layers = [weights[f"layer{index}"] for index in range(1, network.depth + 1)]
+    layers = [weights[f"layer{index}"] for index in range(1, len(network.sizes))]
     dtype = layers[0]["kernel"].dtype
     inputs = inputs.astype(dtype)
     scores = _product(layers[0]["kernel"], 0, inputs, 1) + layers[0]["bias"][:, None]
@@ -560,7 +513,7 @@ def _sum_gradient(network: FeedForward, weights: Weights, inputs: Array, labels:
     error = jnp.where(scores > 0, error, 0) if has_relu else error
     ones = jnp.ones(labels.shape, dtype)
     found = {}
-    for index in range(network.depth, 1, -1):
+    for index in range(len(layers), 1, -1):
         below = hidden[index - 2]
         # A product with ones: sums along the last axis are not vectorised.
         found[f"layer{index}"] = {"kernel": _product(below, 1, error, 1), "bias": error @ ones}

@@ -33,8 +33,8 @@ class Prior:
 
     def deviation(self, name: str, tensor: Array) -> Array:
         """Return (w − center)/scale of the tensor with this name."""
-        number = jax.tree_util.all_leaves([self.center]) and np.ndim(self.center) == 0
-        center = self.center if number else dict(trees.named_leaves(self.center)).get(name)
+        is_number = jax.tree_util.all_leaves([self.center]) and np.ndim(self.center) == 0
+        center = self.center if is_number else dict(trees.named_leaves(self.center)).get(name)
         if center is None or np.shape(center) not in ((), tensor.shape):
             found = "nothing" if center is None else f"shape {np.shape(center)}"
             remedy = "pass one number, or a pytree shaped like the weights"
@@ -56,15 +56,14 @@ def laplace(scale: float, center: float | Weights = 0.0) -> Prior:
     return Prior("laplace", scale, center)
 
 
-def posterior_temperature(dataset: Dataset, noise_scale: float | None = None) -> float:
+def posterior_temperature(dataset: Dataset, noise_scale: float = 1.0) -> float:
     """Return the temperature at which exp(−U/T) is the Bayesian posterior.
 
     U contains the mean loss over the P examples. If the loss is −log of a likelihood, T is 1/P. That of `regression` is
     −σ²·log of a Gaussian likelihood, so T is σ²/P, with `noise_scale` σ the standard deviation of the targets.
     """
-    if noise_scale is not None:
-        check_positive("noise_scale", noise_scale, "it is the standard deviation of a target")
-    return (1.0 if noise_scale is None else float(noise_scale) ** 2) / dataset.num_examples
+    check_positive("noise_scale", noise_scale, "it is the standard deviation of a target")
+    return float(noise_scale) ** 2 / dataset.num_examples
 
 
 PriorLike: TypeAlias = Prior | Mapping[str, Prior] | Callable[[Weights], Array]
@@ -95,10 +94,9 @@ class Potential:
         class_scores: optional, maps (weights, inputs) to logits (S, K), for classifiers.
         values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
         check_data: optional, is called with (weights, all examples) before anything is compiled, to reject bad data.
-        regularized_size: N of the regulariser, if it is not the number of sampled weights (`subset` sets it).
-        gradient: optional, a faster gradient of the loss, (weights, batch, coefficients, precision, split) → pytree.
-        slopes: optional, a faster `gradients.slopes`, (weights, velocity, batch, precision, split) → S numbers.
-        gradient_moments: optional, a faster `variance.gradient_moments`, (weights, batch, mask) → two pytrees.
+        gradient, slopes: optional, faster versions of `gradients.minibatch_gradient` and `gradients.slopes` for the
+            loss alone: map (weights, batch, precision) to functions by platform ("cpu", "cuda"), {} for none.
+        gradient_moments: optional, a faster `masses.gradient_moments`, (weights, batch, mask) → two pytrees.
 
     Example:
         >>> mean_of_normal = Potential(lambda w, batch: 0.5 * jnp.sum((batch[0] - w) ** 2, axis=-1))
@@ -110,9 +108,8 @@ class Potential:
     class_scores: Callable[[Weights, Any], Array] | None = None
     values: Callable[[Weights, Any], Array] | None = None
     check_data: Callable[[Weights, Batch], None] | None = None
-    regularized_size: int | None = None
-    gradient: Callable[[Weights, Batch, Array | None, str | None, bool], Weights] | None = None
-    slopes: Callable[[Weights, Weights, Batch, str | None, bool], Array] | None = None
+    gradient: Callable[[Weights, Batch, str | None], dict[str, Callable]] | None = None
+    slopes: Callable[[Weights, Batch, str | None], dict[str, Callable]] | None = None
     gradient_moments: Callable[[Weights, Batch, Array], tuple[Weights, Weights]] | None = None
     prior: PriorLike | None = None
     prior_temperature: float | Array | None = None
@@ -123,22 +120,20 @@ class Potential:
         """Validate the arguments."""
         if not callable(self.per_example_loss):
             raise ValueError(f"per_example_loss = {self.per_example_loss!r} is not callable")
-        patterns = list(self.weight_decay) if isinstance(self.weight_decay, Mapping) else ["*"]
-        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        decays = _table(self.weight_decay)
+        if not decays or not all(isinstance(pattern, str) for pattern in decays):
             raise ValueError(f"weight_decay = {self.weight_decay!r}: map patterns to numbers, such as {{'*': 1.0}}")
-        for value in self._decays:
+        for value in decays.values():
             if as_number("weight_decay", value) < 0:
                 raise ValueError(f"weight_decay = {value!r} is negative: exp(−U/T) would not be normalisable")
-        if self.regularized_size is not None:
-            check_integer("regularized_size", self.regularized_size, minimum=1)
         if self.prior is None:
             if self.prior_temperature is not None:
                 raise ValueError(f"prior_temperature = {self.prior_temperature!r} has no prior; pass prior= as well")
             return
-        if any(self._decays):
+        if any(decays.values()):
             raise ValueError(f"weight_decay = {self.weight_decay!r} and a prior are two priors; pass one of them")
-        kinds = list(self.prior.values()) if isinstance(self.prior, Mapping) else [self.prior]
-        if not kinds or not all(isinstance(k, Prior) or (callable(k) and k is self.prior) for k in kinds):
+        priors = list(_table(self.prior).values())
+        if not callable(self.prior) and not (priors and all(isinstance(prior, Prior) for prior in priors)):
             remedy = "pass pl.gaussian(scale), a mapping such as {'*': pl.gaussian(1.0)}, or a function of the weights"
             raise ValueError(f"prior = {self.prior!r} is not a prior; {remedy}")
         if self.prior_temperature is not None and not isinstance(self.prior_temperature, jax.Array):
@@ -156,14 +151,10 @@ class Potential:
         return "loss" if self.prior is not None and self.prior_temperature is None else "potential"
 
     @property
-    def _decays(self) -> list[float]:
-        return list(self.weight_decay.values()) if isinstance(self.weight_decay, Mapping) else [self.weight_decay]
-
-    @property
     def regularizes_every_weight(self) -> bool:
         """Whether the curvature of the regulariser is above zero for every weight."""
-        priors = list(self.prior.values()) if isinstance(self.prior, Mapping) else [self.prior]
-        return all(self._decays) or all(isinstance(p, Prior) and p.kind == "gaussian" for p in priors)
+        decays, priors = _table(self.weight_decay).values(), _table(self.prior).values()
+        return all(decays) or all(map(_is_gaussian, priors))
 
     def loss(self, weights: Weights, batch: Batch) -> Array:
         """Return the mean loss of a batch, without the regulariser."""
@@ -177,43 +168,28 @@ class Potential:
     def regularizer_terms(self, weights: Weights) -> list[tuple[Array, Array | float, bool]]:
         """Return (values, factor, squared): the regulariser is the sum of factor·Σ values, or of factor·Σ values²."""
         if self.prior is None:
-            stiffness = trees.spread(self.stiffness(weights), weights)
-            leaves = zip(jax.tree.leaves(weights), jax.tree.leaves(stiffness), strict=True)
-            return [(leaf, 0.5 * k, True) for leaf, k in leaves] if any(self._decays) else []
+            leaves = zip(jax.tree.leaves(weights), jax.tree.leaves(self.stiffness(weights)), strict=True)
+            return [(leaf, 0.5 * k, True) for leaf, k in leaves] if any(_table(self.weight_decay).values()) else []
         if (scale := self.prior_temperature) is None:
             remedy = "call potential.at(temperature) or sampler.at(temperature), or pass prior_temperature"
             raise ValueError(f"U at no temperature: the prior {self.prior!r} is fixed, so U depends on T; {remedy}")
-        if not isinstance(self.prior, Prior | Mapping):
-            return [(-jnp.asarray(self.prior(weights)), scale, False)]
+        if callable(self.prior):
+            return [(-_one_number("prior", self.prior(weights)), scale, False)]
         terms: list[tuple[Array, Array | float, bool]] = []
-        for (name, leaf), prior in zip(trees.named_leaves(weights), self._priors(weights), strict=True):
+        priors = jax.tree.leaves(trees.looked_up(weights, _table(self.prior), "prior"))
+        for (name, leaf), prior in zip(trees.named_leaves(weights), priors, strict=True):
             deviation = prior.deviation(name, leaf)
-            gauss = prior.kind == "gaussian"
-            terms.append((deviation, 0.5 * scale, True) if gauss else (jnp.abs(deviation), scale, False))
+            terms.append((deviation, 0.5 * scale, True) if _is_gaussian(prior) else (jnp.abs(deviation), scale, False))
         return terms
 
-    def _priors(self, weights: Weights) -> list[Any]:
-        """Return the prior of every tensor."""
-        if isinstance(self.prior, Mapping):
-            return jax.tree.leaves(trees.looked_up(weights, self.prior, "prior"))
-        return [self.prior for _ in jax.tree.leaves(weights)]
-
-    def stiffness(self, weights: Weights) -> Any:
-        """Return the curvature of the regulariser, λ/N or T0/scale², 0 for other priors: a number, or one a tensor."""
-        if self.prior is not None:
-            scale = 0.0 if self.prior_temperature is None else self.prior_temperature
-            priors = self._priors(weights)
-            found = [scale / p.scale**2 if isinstance(p, Prior) and p.kind == "gaussian" else 0.0 for p in priors]
-            return jax.tree.unflatten(jax.tree.structure(weights), found)
-        size = self.regularized_size or trees.num_weights(weights)
-        if not isinstance(self.weight_decay, Mapping):
-            return float(self.weight_decay) / size
-        looked_up = trees.looked_up(weights, self.weight_decay, "weight_decay")
-        return jax.tree.map(lambda decay: float(decay) / size, looked_up)
-
-    def smallest_stiffness(self, num_weights: int) -> float:
-        """Return the smallest λ/N of any group; 0 if there is a prior instead."""
-        return min(map(float, self._decays)) / (self.regularized_size or num_weights)
+    def stiffness(self, weights: Weights) -> Weights:
+        """Return the curvature of the regulariser for every tensor: λ/N, T0/scale² for a Gaussian prior, or 0."""
+        if self.prior is None:
+            decays = trees.looked_up(weights, _table(self.weight_decay), "weight_decay")
+            return jax.tree.map(lambda decay: float(decay) / trees.num_weights(weights), decays)
+        scale = 0.0 if self.prior_temperature is None else self.prior_temperature
+        priors = trees.looked_up(weights, _table(self.prior), "prior")
+        return jax.tree.map(lambda prior: scale / prior.scale**2 if _is_gaussian(prior) else 0.0, priors)
 
     def energy(self, weights: Weights, batch: Batch) -> Array:
         """Return U on a batch."""
@@ -227,65 +203,61 @@ class Potential:
         """Raise if the loss, the weights and the data do not fit together, before anything is compiled."""
         trees.check_weights(weights)
         self.stiffness(weights)
-        if self.prior is not None:
-            _check_prior(self.at(1.0), weights)
+        _shape("prior", self.at(1.0).regularizer, weights)
         if self.class_scores is not None:
             check_labels(dataset.targets)
         for num in (3, 5):  # two lengths, so that a result of the wrong shape cannot fit by chance
             batch = dataset.shapes(num)
             for name in ("per_example_loss", "per_example_error"):
-                if (function := getattr(self, name)) is not None:
-                    _check_shape(name, function, weights, batch, num)
+                if (function := getattr(self, name)) is None:
+                    continue
+                found = _shape(name, function, weights, batch)
+                shape = getattr(found, "shape", None)
+                if shape != (num,) or not jnp.issubdtype(found.dtype, jnp.floating):
+                    what = "a scalar; remove the mean over the batch" if shape == () else str(found)
+                    expected = f"one floating-point number per example, shape ({num},) for {num} examples"
+                    raise ValueError(f"{name} must return {expected}; it returns {what}")
         if self.class_scores is not None:
             check_labels(dataset.targets, jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1])
         if self.check_data is not None:
             self.check_data(weights, dataset.batch)
 
 
-def _check_shape(name: str, function: PerExample, weights: Weights, batch: Batch, num: int) -> None:
+def _table(setting: Any) -> Mapping[str, Any]:
+    """Return the values by pattern of tensor names."""
+    return setting if isinstance(setting, Mapping) else {"*": setting}
+
+
+def _is_gaussian(prior: Any) -> bool:
+    return isinstance(prior, Prior) and prior.kind == "gaussian"
+
+
+def _shape(name: str, function: Callable, weights: Weights, *batch: Batch) -> Any:
+    """Return the shape and type of the result, without computing it."""
     try:
-        out = jax.eval_shape(function, weights, batch)
+        return jax.eval_shape(function, weights, *batch)
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300] + "; check the shapes of weights and inputs"
-        shapes = jax.tree.map(lambda leaf: leaf.shape, batch[0])
-        raise ValueError(f"{name} fails on these weights and {num} inputs of shape {shapes}: {why}") from error
-    shape = getattr(out, "shape", None)
-    if shape != (num,):
-        what = "a scalar; remove the mean over the batch" if shape == () else f"shape {shape}"
-        expected = f"one number per example, shape ({num},) for {num} examples"
-        raise ValueError(f"{name} must return {expected}; it returns {what}")
-    if not jnp.issubdtype(out.dtype, jnp.floating):
-        raise ValueError(f"{name} must return floating-point numbers; it returns {out.dtype}")
+        inputs = [f" and inputs of shape {jax.tree.map(lambda leaf: leaf.shape, x)}" for x, _ in batch]
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        remedy = "check the shapes of weights and inputs"
+        raise ValueError(f"{name} fails on these weights{''.join(inputs)}: {why}; {remedy}") from error
 
 
-def _check_prior(potential: Potential, weights: Weights) -> None:
-    try:
-        shapes = [values.shape for values, _, _ in jax.eval_shape(potential.regularizer_terms, weights)]
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"prior fails on these weights: {type(error).__name__}: {error}") from error
-    if not isinstance(potential.prior, Prior | Mapping) and shapes[0][0] != ():
-        raise ValueError(
-            f"prior must return one number, ln prior(w); it returns shape {shapes[0][0]}: sum over weights"
-        )
+def _one_number(name: str, value: Any) -> Array:
+    if (shape := jnp.shape(value)) != ():
+        raise ValueError(f"{name} must return one number, ln of a density; it has shape {shape}: sum over weights")
+    return jnp.asarray(value)
 
 
-def check_labels(targets: Any, num_classes: int | None = None) -> None:
+def check_labels(targets: Any, num_classes: int | None = None, what: str = "label") -> None:
     """Raise unless the labels are integers, one for each example, from 0 to K − 1 if K is given."""
     labels = np.asarray(targets)
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"targets has dtype {labels.dtype}; class labels must be integers: cast with .astype('int32')")
     if labels.ndim != 1:
         raise ValueError(f"targets has shape {labels.shape}; class labels must be one integer per example")
-    if num_classes is not None:
-        _check_range("label", labels, num_classes)
-
-
-def _check_range(what: str, labels: np.ndarray, num_classes: int) -> None:
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= num_classes:
-        found = f"targets holds the {what} {low if low < 0 else high}, out of range for {num_classes} outputs"
+    if num_classes is not None and (wrong := labels[(labels < 0) | (labels >= num_classes)]).size:
+        found = f"targets holds the {what} {wrong[0]}, out of range for {num_classes} outputs"
         raise ValueError(f"{found}; use {what}s 0 … {num_classes - 1}, or a network with more outputs")
 
 
@@ -303,25 +275,23 @@ def classification(apply: Callable[[Weights, Any], Array], **regularizer: Unpack
         >>> potential = classification(models.feedforward((100, 50, 100, 10)).apply, weight_decay=10.0611)
     """
 
-    def loss(weights: Weights, batch: Batch) -> Array:
-        return cross_entropy(apply(weights, batch[0]), batch[1])
-
     def misclassified(weights: Weights, batch: Batch) -> Array:
         return (jnp.argmax(apply(weights, batch[0]), axis=-1) != batch[1]).astype(jnp.float32)
 
-    hooks = _loss_hooks(apply, cross_entropy)
-    return Potential(loss, per_example_error=misclassified, class_scores=apply, **hooks, **regularizer)
+    scores: dict[str, Any] = {"per_example_error": misclassified, "class_scores": apply}
+    return _of_outputs(apply, cross_entropy, **scores, **regularizer)
+
+
+def _of_outputs(apply: Callable, output_loss: Callable[[Array, Any], Array], **options: Any) -> Potential:
+    """Return the potential with a loss of the outputs, with the faster functions that a network offers for it."""
+    network: Any = getattr(apply, "__self__", None)
+    faster = network.faster(output_loss) if hasattr(network, "faster") else {}
+    return Potential(lambda weights, batch: output_loss(apply(weights, batch[0]), batch[1]), **faster, **options)
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Return −ln softmax(logits)[label] of every label."""
     return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-
-
-def _loss_hooks(apply: Callable, output_loss: Callable[[Array, Any], Array]) -> dict[str, Any]:
-    """Return the faster functions that the network offers, if `apply` is the method of a network that has them."""
-    hooks = getattr(getattr(apply, "__self__", None), "loss_hooks", None)
-    return {} if hooks is None else hooks(output_loss, is_cross_entropy=output_loss is cross_entropy)
 
 
 def regression(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Regularizer]) -> Potential:
@@ -334,11 +304,7 @@ def regression(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Reg
     Example:
         >>> line = regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
     """
-
-    def loss(weights: Weights, batch: Batch) -> Array:
-        return half_squared_distance(apply(weights, batch[0]), batch[1])
-
-    return Potential(loss, values=apply, **_loss_hooks(apply, half_squared_distance), **regularizer)
+    return _of_outputs(apply, half_squared_distance, values=apply, **regularizer)
 
 
 def half_squared_distance(predictions: Array, targets: Array) -> Array:
@@ -396,7 +362,7 @@ def next_token(
             row = int(np.argmin(filled))
             raise ValueError(f"targets of sequence {row} are all padding ({padding}); leave that sequence out")
         shape = jax.eval_shape(apply, weights, jax.tree.map(lambda a: a[:1], inputs)).shape
-        _check_range("token", tokens[real], shape[-1])
+        check_labels(tokens[real], shape[-1], "token")
 
     return Potential(loss, per_example_error=wrong_tokens, check_data=check_tokens, **regularizer)
 
@@ -418,10 +384,7 @@ def log_density(function: Callable[[Weights], Array]) -> Potential:
         raise ValueError(f"function = {function!r} is not callable; pass a function from weights to one number")
 
     def loss(weights: Weights, batch: Batch) -> Array:
-        value = jnp.asarray(function(weights))
-        if value.shape != ():
-            raise ValueError(f"the log-density must be one number; it has shape {value.shape}: sum over weights")
-        return jnp.broadcast_to(-value, batch[1].shape)
+        return jnp.broadcast_to(-_one_number("the log-density", function(weights)), batch[1].shape)
 
     return Potential(loss, needs_data=False)
 
@@ -473,22 +436,18 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
     def on_full(function: Any) -> Any:
         return None if function is None else lambda tensors, *batch: function(part.merge(tensors), *batch)
 
-    def by_name(table: Any, argument: str) -> Any:  # as the patterns may also match frozen tensors
-        if not isinstance(table, Mapping):
-            return table
-        return {name: trees.first_match(name, table, argument) for name, _ in trees.named_leaves(sampled)}
+    def by_name(setting: Any, argument: str) -> dict[str, Any]:  # as the patterns may also match frozen tensors
+        return {name: trees.first_match(name, _table(setting), argument) for name, _ in trees.named_leaves(sampled)}
 
-    functions = ("per_example_loss", "per_example_error", "class_scores", "values", "check_data")
-    own_density = potential.prior is not None and not isinstance(potential.prior, Prior | Mapping)
-    changes: dict[str, Any] = {name: on_full(getattr(potential, name)) for name in functions}
-    restricted = replace(
-        potential,
-        **changes,
-        gradient=None,
-        slopes=None,
-        gradient_moments=None,
-        weight_decay=by_name(potential.weight_decay, "weight_decay"),
-        prior=on_full(potential.prior) if own_density else by_name(potential.prior, "prior"),
-        regularized_size=potential.regularized_size or trees.num_weights(weights),
-    )
+    share = trees.num_weights(sampled) / trees.num_weights(weights)
+    changes: dict[str, Any] = {
+        name: on_full(getattr(potential, name))
+        for name in ("per_example_loss", "per_example_error", "class_scores", "values", "check_data")
+    }
+    if potential.prior is not None:
+        changes["prior"] = on_full(potential.prior) if callable(potential.prior) else by_name(potential.prior, "prior")
+    else:  # λ/N stays
+        decays = by_name(potential.weight_decay, "weight_decay")
+        changes["weight_decay"] = {name: share * float(decay) for name, decay in decays.items()}
+    restricted = replace(potential, **changes, gradient=None, slopes=None, gradient_moments=None)
     return replace(part, potential=restricted)

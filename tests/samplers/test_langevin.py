@@ -57,7 +57,7 @@ def test_ratios_are_nominal_after_the_start(small_task, started):
     sampler, state = started
     variance = trees.ravel(state.gradient_variance)
     floored = trees.ravel(masses.floor_variance(state.gradient_variance, 0.01)) > variance
-    minimum = masses.stable_minimum(small_task.potential.stiffness(small_task.weights), 1.0, 0.1)
+    minimum = 5.0 / 364 / 0.1**2  # (λ/N)·(δt/0.1)²
     free = ~np.asarray(floored) & (np.asarray(trees.ravel(state.masses)) > minimum * (1 + 1e-6))
     ratios = ratios_of(sampler, state.gradient_variance, state)
     assert free.mean() > 0.5

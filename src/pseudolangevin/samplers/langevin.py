@@ -323,7 +323,7 @@ class MinibatchLangevin(Langevin):
                 block_size=self.variance_block,
                 max_batches=self.variance_max_batches,
                 tolerance=self.variance_tolerance,
-            ).variance
+            )[0]
         cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
         default = max(100_000, 20 * batch_size) if cheap else 2_048
         num = default if self.variance_examples is None else self.variance_examples
@@ -479,7 +479,7 @@ class NoiseMassLangevin(MinibatchLangevin):
 
     def _stable(self, mass: Weights, weights: Weights) -> Weights:
         stiffness = self.potential.stiffness(weights)
-        return masses.at_least(mass, masses.stable_minimum(stiffness, self.time_step, self.max_regularizer_frequency))
+        return masses.stabilized(mass, stiffness, self.time_step, self.max_regularizer_frequency)
 
     def at_temperature(self, state: LangevinState, temperature: Array) -> LangevinState:
         """Return the state at another temperature, with the same temperature ratios: M·T is constant."""
