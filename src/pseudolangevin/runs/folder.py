@@ -122,12 +122,22 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file of the run."""
-    with os.fdopen(open_own(path), "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise RunFolderError(f"{path} is larger than {MAX_BYTES} bytes; restore it from a copy")
-    return content.decode()
+    """Return the text of a file of the run; raise if it is missing or damaged."""
+    try:
+        with os.fdopen(open_own(path), "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise damaged(path, f"it is larger than {MAX_BYTES} bytes")
+        return content.decode()
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
+    except UnicodeDecodeError as error:
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, why: Exception | str) -> RunFolderError:
+    """Return an error about a damaged file, in one line."""
+    return RunFolderError(f"{path} is damaged ({' '.join(str(why).split())[:160]}); restore it from a copy")
 
 
 def sync(folder: Path) -> None:
@@ -168,16 +178,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the run folder; raise if it is missing or damaged."""
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
-    except RunFolderError:
-        raise
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path} is damaged ({' '.join(str(error).split())}); restore it from a copy") from None
+        raise damaged(path, error) from None
     if not isinstance(value, dict):
-        raise RunFolderError(f"{path} is damaged (not a JSON object); restore it from a copy")
+        raise damaged(path, "not a JSON object")
     return value
 
 
@@ -185,7 +192,7 @@ def read_or_empty(path: Path) -> dict[str, Any]:
     """Return the content of a .json or .toml file that may be missing or incomplete: an empty dict in that case."""
     try:
         return tomllib.loads(read_text(path)) if path.suffix == ".toml" else read_json(path)
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
 
 

@@ -21,64 +21,59 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from pydantic import BaseModel, Field
 
 from .._trees import Weights, named_leaves
 from ..chains import Record, Run
 from ..observables import OBSERVABLES
-from .folder import MAX_BYTES, RunFolder, RunFolderError, check_own, open_own, replaced
+from .folder import MAX_BYTES, RunFolder, RunFolderError, check_own, damaged, open_own, replaced
 
-FORMAT = "pseudolangevin records 1"
 CHECKSUM = 16  # bytes of the SHA-256 that follow a record
 BUFFER = 1 << 26  # bytes that wait in memory to be written, or a single record
-MAX_SHARE = 0.01  # of the time of a run for writing records, and as much for checkpoints: slow writes become rarer
+MAX_SHARE = 0.01  # of the time of a run for checkpoints: slow ones become rarer
+
+Size = Annotated[int, Field(ge=0, lt=2**48)]
+Type = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|b?float(16|32|64))$")]
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(BaseModel):
     """The fields of every record, each with its type and shape, and what else is known about them."""
 
-    fields: tuple[tuple[str, str, tuple[int, ...]], ...]
+    format: Literal["pseudolangevin records 1"] = "pseudolangevin records 1"
+    fields: tuple[tuple[str, Type, tuple[Size, ...]], ...]
     about: dict[str, Any]
 
     @classmethod
     def of(cls, arrays: Iterable[tuple[str, Any]], about: dict[str, Any]) -> Header:
         """Return the header of records like these arrays, or their shapes and types."""
-        return cls(tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays), about)
+        fields = tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays)
+        return cls(fields=fields, about=about)
 
     @classmethod
     def read(cls, path: Path, stream: BinaryIO) -> Header:
         """Read the header of a file, and check it."""
+        line, checksum = stream.readline(MAX_BYTES), stream.readline(66)
+        if checksum != hashlib.sha256(line).hexdigest().encode() + b"\n":
+            raise damaged(path, "its header is incomplete, or its checksum is wrong")
         try:
-            line, checksum = stream.readline(MAX_BYTES), stream.readline(66)
-            if checksum != hashlib.sha256(line).hexdigest().encode() + b"\n":
-                raise ValueError("its header is incomplete, or its checksum is wrong")
-            value = json.loads(line)
-            fields = tuple((str(name), str(dtype), tuple(shape)) for name, dtype, shape in value["fields"])
-            types = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)")
-            valid = value["format"] == FORMAT and isinstance(value["about"], dict)
-            valid &= all(types.fullmatch(dtype) is not None for _, dtype, _ in fields)
-            if not valid or not all(type(n) is int and 0 <= n < 2**48 for _, _, shape in fields for n in shape):
-                raise ValueError("its header is not one of a run")
-            return cls(fields, value["about"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            why = " ".join(str(error).split())[:160]
-            remedy = "restore it from a copy, or sample again into a new folder"
-            raise RunFolderError(f"{path} is damaged ({why}); {remedy}") from None
+            return cls.model_validate_json(line, strict=True)
+        except ValueError as error:
+            raise damaged(path, f"its header is not one of a run: {error}") from None
 
     @cached_property
     def lines(self) -> bytes:
         """The two lines at the start of the file."""
-        line = json.dumps({"format": FORMAT, "fields": self.fields, "about": self.about}).encode() + b"\n"
+        line = json.dumps(self.model_dump()).encode() + b"\n"
         return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
 
     @cached_property
@@ -116,8 +111,8 @@ class RecordFile:
             self.header = Header.read(path, self._stream)
             if header is not None and self.header.lines != header.lines:
                 pairs = itertools.zip_longest(self.header.fields, header.fields)
-                differ = next((pair for pair in pairs if pair[0] != pair[1]), None)
-                why = f"{differ[0]}, where config.toml requires {differ[1]}" if differ else "other settings or data"
+                differ = [f"{one}, where config.toml requires {other}" for one, other in pairs if one != other]
+                why = differ[0] if differ else "other settings or data"
                 raise RunFolderError(f"{path} does not fit the run: it has {why}; restore both from a copy")
             stack.pop_all()
         sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in self.header.fields]
@@ -194,10 +189,6 @@ class Checkpoint:
     seconds: float = 0.0
 
 
-class CheckpointError(Exception):
-    """Error about a checkpoint that cannot be used; the one before it may be."""
-
-
 class Checkpoints:
     """The newest checkpoints of a run, STEP.checkpoint; other files in their folder are left alone."""
 
@@ -238,10 +229,10 @@ class Checkpoints:
                     raise ValueError(f"{name} is missing or has another shape")
                 leaves.append(value)
             return Checkpoint(**about["at"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
-        except RunFolderError as error:
-            raise CheckpointError(str(error).partition("; ")[0]) from None
+        except RunFolderError:
+            raise
         except Exception as error:  # a foreign header fails in many ways
-            raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())[:160]})") from None
+            raise damaged(path, error) from None
 
     def clean(self, newer_than: int = -1) -> None:
         """Remove the checkpoints after a step, and what a killed process left of others."""
@@ -294,8 +285,8 @@ class Writer:
                 file.truncate(recorded)
             stack.pop_all()
         self._trace, self._weights = files
-        self._flushing, self._saving = _Pace(1.0), _Pace(recording.checkpoint_seconds)
-        self._began, self.saved_step = time.monotonic(), at.step
+        self._began = self._flushed = time.monotonic()
+        self._next_checkpoint, self.saved_step = self._began + recording.checkpoint_seconds, at.step
 
     @staticmethod
     def create(folder: RunFolder, run: Run, states: Any, recording: Any, hashes: Mapping[str, str]) -> None:
@@ -321,7 +312,7 @@ class Writer:
     def checkpoint_due(self, step: int) -> bool:
         """Return whether a checkpoint is due at this step."""
         every = self._recording.checkpoint_every
-        return self._saving.due() if every is None else step % every == 0
+        return time.monotonic() >= self._next_checkpoint if every is None else step % every == 0
 
     def add(self, record: Record, kept: Weights | None) -> None:
         """Take a record, and weights to keep; they are in the files after at most a second or so."""
@@ -332,45 +323,29 @@ class Writer:
         if kept is not None:
             draws = {f"{index} {name}": leaf for index, (name, leaf) in enumerate(named_leaves(kept))}
             self._weights.append(draws | {"step": record.step})
-        if self._flushing.due():
+        if time.monotonic() >= self._flushed + 1:
             self.flush()
 
     def flush(self, *, durable: bool = False) -> None:
         """Write all records."""
-        with self._flushing.timed():
-            self._trace.flush(durable=durable)
-            self._weights.flush(durable=durable)
+        self._trace.flush(durable=durable)
+        self._weights.flush(durable=durable)
+        self._flushed = time.monotonic()
 
     def checkpoint(self, step: int, states: Any) -> None:
         """Write all records, wait until they are on disk, then write the states."""
-        with self._saving.timed():
-            self.flush(durable=True)
-            at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
-            Checkpoints(self._folder.checkpoints, self._recording.keep_checkpoints).save(at, states, self._hashes)
-        self.saved_step = step
+        began, recording = time.monotonic(), self._recording
+        self.flush(durable=True)
+        at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
+        Checkpoints(self._folder.checkpoints, recording.keep_checkpoints).save(at, states, self._hashes)
+        self.saved_step, ended = step, time.monotonic()
+        self._next_checkpoint = ended + max(recording.checkpoint_seconds, (ended - began) / MAX_SHARE)
 
     def close(self) -> None:
         """Write what can still be written, and close the files."""
         for file in (self._trace, self._weights):
             with suppress(OSError, RunFolderError), file:
                 file.flush()
-
-
-class _Pace:
-    """Timer of something that is done again and again, and less often if it takes more than its share of the time."""
-
-    def __init__(self, interval: float) -> None:
-        self._interval, self._last = interval, time.monotonic()
-
-    def due(self) -> bool:
-        return time.monotonic() - self._last >= self._interval
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self._last = time.monotonic()
-        self._interval = max(self._interval, (self._last - began) / MAX_SHARE)
 
 
 def to_dataset(header: Header, values: Mapping[str, np.ndarray]) -> xr.Dataset:
