@@ -81,7 +81,6 @@ HEADER = {"format": "pseudolangevin records 1", "about": {"variables": {}, "coor
 BOTH = [
     put("config.toml", b""),  # the defaults: another network, so nothing fits
     put("config.toml", JUNK),
-    drop("config.toml"),
     cut("config.toml"),
     edit("num_chains = 2", "num_chains = 3"),
     edit("sizes = [6, 3]", "sizes = [6, 5, 3]"),
@@ -91,7 +90,6 @@ BOTH = [
     edit("weight_decay = 1.0", "weight_decay = 1.5"),
     drop("trace.records"),
     cut("trace.records"),
-    put("trace.records", b""),
     put("trace.records", JUNK),
     flip("trace.records", 40),
     flip("trace.records", -20_000),

@@ -35,18 +35,18 @@ def test_default_is_the_papers_small_network():
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_has_its_own_settings_and_defaults(name):
-    settings = config.parse(f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, "")}')
+    batch_size = "batch_size = 4" if name == "adam" else ""
+    text = TINY + f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, batch_size)}\n[start]\nkind = "random"\n'
+    settings = config.parse(text)
     fields = {field.name: field for field in dataclasses.fields(SAMPLERS[name])}
     shown = type(settings.sampler).model_fields
     assert set(shown) - {"name"} <= set(fields)
     assert all(field.description for key, field in shown.items() if key != "name")
-    for key in set(shown) - {"name"}:
+    for key in set(shown) - {"name", "batch_size"}:
         if fields[key].default is not dataclasses.MISSING:
             assert getattr(settings.sampler, key) == fields[key].default
     assert config.parse(config.to_toml(settings)) == settings
-    batch_size = "batch_size = 4" if name == "adam" else ""
-    text = TINY + f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, batch_size)}\n[start]\nkind = "random"\n'
-    assert build(config.parse(text)).run.sampler.name == name
+    assert build(settings).run.sampler.name == name
 
 
 def test_printed_configuration_explains_itself_and_round_trips():
@@ -82,9 +82,7 @@ def test_weight_decay_by_tensor():
 
 def test_overrides():
     settings = config.parse("num_steps = 400", ["sampler.batch_size=1024", "temperatures=[1e-4]", "task.seed = 3"])
-    assert settings.sampler.batch_size == 1024
-    assert settings.temperatures == [1e-4]
-    assert settings.task.seed == 3
+    assert (settings.sampler.batch_size, settings.temperatures, settings.task.seed) == (1024, [1e-4], 3)
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
@@ -232,38 +230,28 @@ class TestOwnData:
             build(self.settings(tmp_path, text))
 
     def test_starting_weights_from_a_file(self, tmp_path, data):
-        settings = self.settings(tmp_path, "file = 'train.npz'")
-        kernel, bias = np.ones((4, 2), np.float32), np.zeros(2, np.float32)
-        arrays: Any = {"layer1.kernel": kernel, "layer1.bias": bias}
-        np.savez(tmp_path / "start.npz", **arrays)
-        table = settings.model_dump() | {"start": {"kind": "file", "file": str(tmp_path / "start.npz")}}
-        experiment = build(config.Settings.model_validate(table))
+        settings = self.starting_from(tmp_path, (), ())
+        experiment = build(settings)
         weights = experiment.starting_weights()
-        assert np.array_equal(weights["layer1"]["kernel"], kernel)
-        np.savez(tmp_path / "start.npz", kernel=kernel)
-        with pytest.raises(
-            ConfigError, match=r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
-        ):
+        assert np.array_equal(weights["layer1"]["kernel"], np.ones((4, 2)))
+        np.savez(tmp_path / "start.npz", kernel=np.ones((4, 2)))
+        line = r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
+        with pytest.raises(ConfigError, match=line):
             experiment.starting_weights()
-        build(config.Settings.model_validate(table), check_start=False)  # a run that has begun
+        build(settings, check_start=False)  # a run that has begun
 
-    @pytest.mark.parametrize("leading", [(), (2, 2), (1, 2), (2, 1), (1, 1)])
-    def test_starts_of_the_right_shapes(self, tmp_path, data, leading):
-        experiment = build(self.starting_from(tmp_path, leading, leading))
-        assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
-        experiment.run.start(experiment.starting_weights(), 0)
+    def test_starts_of_the_right_shapes(self, tmp_path, data):
+        for leading in [(), (2, 2), (1, 2), (2, 1), (1, 1)]:
+            experiment = build(self.starting_from(tmp_path, leading, leading))
+            assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
+            experiment.run.start(experiment.starting_weights(), 0)
 
     @pytest.mark.parametrize(
         ("kernel", "bias", "dtype", "line"),
         [
             (None, None, float, "must have exactly the arrays"),
             ((), (), int, "has dtype int"),
-            (
-                (3, 2),
-                (3, 2),
-                float,
-                r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*network.sizes",
-            ),
+            ((3, 2), (3, 2), float, r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*sizes"),
             ((2,), (2,), float, "layer1.bias has shape"),
             ((2, 2), (), float, "layer1.kernel has shape"),
             ((), (2, 2), float, "layer1.kernel has shape"),

@@ -104,9 +104,8 @@ def test_hostile_strings_stay_text() -> None:
     trace = make_trace(draws=8).assign_coords(layer=[HOSTILE, "b", "c"]).rename(margin=HOSTILE)
     trace[HOSTILE].attrs |= {"label": HOSTILE, "long_name": HOSTILE, "unit": HOSTILE}
     facts = {"name": HOSTILE, "config": {HOSTILE: {HOSTILE: [HOSTILE, 1]}, "plain": HOSTILE}}
-    facts |= {
-        "provenance": {HOSTILE: HOSTILE, "versions": 3, "resumed": [HOSTILE, {HOSTILE: HOSTILE, "versions": {"a": []}}]}
-    }
+    resumed = [HOSTILE, {HOSTILE: HOSTILE, "versions": {"a": []}}]
+    facts |= {"provenance": {HOSTILE: HOSTILE, "versions": 3, "resumed": resumed}}
     parser = parse(trace, make_certificate("failed", name=HOSTILE, message=HOSTILE), **facts)
     assert not {"script", "img"} & set(parser.tags)
     assert "onerror" not in dict(parser.attributes)

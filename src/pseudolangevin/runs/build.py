@@ -33,6 +33,7 @@ from ..samplers import SAMPLERS
 from ..samplers.base import Sampler
 from .config import ConfigError, Files, FileStart, Network, PythonSettings, RandomStart, Recording, Settings
 from .folder import RunFolderError
+from .store import numbered
 
 NAMELESS = "one array without a name"
 
@@ -195,7 +196,7 @@ def _described(sampler: Sampler) -> dict[str, Any]:
 
 
 def _shapes(weights: Weights) -> dict[str, str]:
-    return {f"{i} {name}": f"{leaf.dtype}{[*leaf.shape]}" for i, (name, leaf) in enumerate(named_leaves(weights))}
+    return {name: f"{leaf.dtype}{[*leaf.shape]}" for name, leaf in numbered(weights)}
 
 
 def _from_structure(settings: PythonSettings) -> Weights:

@@ -46,9 +46,10 @@ class ConfigError(ValueError):
     """Error about a configuration that cannot be run, with one line for each problem."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Store the lines."""
-        self.lines = list(lines)
-        super().__init__("\n".join(self.lines))
+        """Join the lines."""
+        super().__init__("\n".join(lines))
+
+    lines = property(lambda self: str(self).split("\n"))
 
 
 class Section(BaseModel):
@@ -57,20 +58,18 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def section_of(
-    function: Callable[..., Any], tag: str, name: str, skip: Sequence[str] = (), **more: Any
-) -> type[Section]:
+def section_of(function: Callable[..., Any], tag: str, name: str, **more: Any) -> type[Section]:
     """Return a section with a key for each argument of a function or dataclass that TOML can express.
 
-    The key `tag` has the value `name`. Arguments in `skip` do not come from the file. `more` has defaults other than
-    those of the function, and definitions of keys that it does not have.
+    The key `tag` has the value `name`. `more` has defaults other than those of the function, and definitions of keys
+    that it does not have.
     """
     hints, text = get_type_hints(function), inspect.getdoc(function) or ""
     described = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
     fields: dict[str, Any] = {tag: (Literal[name], Field(name))}
     for key, parameter in inspect.signature(function).parameters.items():
         hint = Precision | None if key == "precision" else _toml_type(hints[key])
-        if hint is not None and key not in skip:
+        if hint is not None and key not in NOT_IN_FILES:
             default = more.pop(key, parameter.default)
             description = " ".join(described.get(key, "").split()).rstrip(".").translate(ASCII)
             fields[key] = (hint, Field(... if default is inspect.Parameter.empty else default, description=description))
@@ -92,9 +91,7 @@ class Files(Section):
     """Data from files."""
 
     kind: Literal["files"]
-    file: File | None = Field(
-        None, description=".npz file of `inputs` and `targets`; and, for a test set, `test_inputs` and `test_targets`"
-    )
+    file: File | None = Field(None, description=".npz file of `inputs`, `targets`, and maybe of a test set")
     inputs: File | None = Field(None, description=".npy file, one row per example (instead of `file`)")
     targets: File | None = Field(None, description=".npy file, one row per example (instead of `file`)")
     test_inputs: File | None = Field(None, description="optional test set, .npy file")
@@ -105,10 +102,8 @@ class Files(Section):
     def _one_source(self) -> Files:
         given = [name is not None for name in (self.inputs, self.targets, self.test_inputs, self.test_targets)]
         if given not in ([[False] * 4] if self.file else [[True, True, False, False], [True] * 4]):
-            pair = 'inputs = "x.npy" and targets = "y.npy"'
-            raise ValueError(
-                f'give either file = "data.npz", or {pair}; with both or neither of test_inputs, test_targets'
-            )
+            either = 'either file = "data.npz", or inputs = "x.npy" and targets = "y.npy"'
+            raise ValueError(f"give {either}; with both or neither of test_inputs, test_targets")
         if self.stream and self.file is not None:
             raise ValueError("stream = true needs inputs and targets as .npy files, not file")
         return self
@@ -180,32 +175,28 @@ def _seed(default: int, description: str) -> Any:
     return (Seed, Field(default, description=f"seed of {description}"))
 
 
+SPINS: dict[str, Any] = {"num_train": 55_800, "num_test": 10_044, "seed": _seed(6, "the data")}
+IMAGES: dict[str, Any] = {"seed": _seed(0, "the projection")}
+TRAINING: dict[str, Any] = {"num_steps": 2_000, "seed": _seed(0, "the weights and the training")}
 CHOICES: dict[str, dict[str, type[Section]]] = {
     "task": {
-        "spin_vectors": section_of(
-            tasks.spin_vectors, "kind", "spin_vectors", num_train=55_800, num_test=10_044, seed=_seed(6, "the data")
-        ),
-        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", seed=_seed(0, "the projection")),
-        "idx": section_of(tasks.idx, "kind", "idx", seed=_seed(0, "the projection")),
+        "spin_vectors": section_of(tasks.spin_vectors, "kind", "spin_vectors", **SPINS),
+        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", **IMAGES),
+        "idx": section_of(tasks.idx, "kind", "idx", **IMAGES),
         "files": Files,
     },
-    "sampler": {name: section_of(cls, "name", name, NOT_IN_FILES) for name, cls in SAMPLERS.items()},
+    "sampler": {name: section_of(cls, "name", name) for name, cls in SAMPLERS.items()},
     "start": {
-        "adam": section_of(
-            trained_starts, "kind", "adam", NOT_IN_FILES, num_steps=2_000, seed=_seed(0, "the weights and the training")
-        ),
+        "adam": section_of(trained_starts, "kind", "adam", **TRAINING),
         "random": RandomStart,
         "file": FileStart,
     },
 }  # alternatives of sections; the first one is the default
-
-
-def _tag(section: str) -> str:
-    return "name" if section == "sampler" else "kind"
+TAGS = {"task": "kind", "sampler": "name", "start": "kind"}  # keys that name the alternative
 
 
 def _one_of(section: str) -> Any:
-    return Annotated[Union[tuple(CHOICES[section].values())], Field(discriminator=_tag(section))]  # noqa: UP007
+    return Annotated[Union[tuple(CHOICES[section].values())], Field(discriminator=TAGS[section])]  # noqa: UP007
 
 
 class Chains(Section):
@@ -240,7 +231,7 @@ class Settings(Chains):
         data = {section: {} for section in CHOICES} | data
         for section, choices in CHOICES.items():
             if isinstance(data[section], dict):
-                data[section] = {_tag(section): next(iter(choices))} | data[section]
+                data[section] = {TAGS[section]: next(iter(choices))} | data[section]
         name = data["sampler"]["name"] if isinstance(data["sampler"], dict) else ""
         if name in [*SAMPLERS] and SAMPLERS[name].uses_temperature:
             data.setdefault("temperatures", [1e-5, 3e-5])
@@ -340,19 +331,20 @@ def _explain(problem: Any, model: type[Section]) -> str:
     """Return one line for an error of pydantic: the key, the value, why, and the meaning of the key."""
     loc, kind, value = list(problem["loc"]), problem["type"], problem["input"]
     choice = str(loc.pop(1)) if len(loc) > 1 and loc[0] in CHOICES else ""
-    sections = CHOICES | {n: {"": f.annotation} for n, f in model.model_fields.items() if _is_section(f.annotation)}
+    fields = model.model_fields
+    sections = CHOICES | {n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")}
     key = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, loc)))
     if kind == "extra_forbidden":
-        known = [name for name in model.model_fields if name not in sections]
+        known = [name for name in fields if name not in sections]
         known += [f"{name}.{k}" for name, models in sections.items() for m in models.values() for k in m.model_fields]
         if key in known:
-            return f"{key}: not a setting of {_tag(loc[0])} = {choice!r}; remove it, or choose another {_tag(loc[0])}"
+            return f"{key}: not a setting of {TAGS[loc[0]]} = {choice!r}; remove it, or choose another {TAGS[loc[0]]}"
         if isinstance(value, dict) and len(loc) == 1:
             return f"[{key}]: unknown section; {_hint(key, sections)}"
         return f"{key} = {_short(value)}: unknown key; {_hint(key, known)}"
-    owner = sections.get(loc[0], {}).get(choice) if len(loc) > 1 else None
+    owner = sections.get(loc[0], {}).get(choice, model) if len(loc) > 1 else model
     names = [part for part in loc if isinstance(part, str)]
-    field = (owner or model).model_fields.get(names[-1]) if names else None
+    field = owner.model_fields.get(names[-1]) if names else None
     meaning = f"; it is: {field.description}" if field and field.description else ""
     why = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
     if kind == "missing":
@@ -360,15 +352,11 @@ def _explain(problem: Any, model: type[Section]) -> str:
     if kind == "value_error" and isinstance(value, dict | Section):
         return f"{key}: {why}".removeprefix(": ")
     if kind == "union_tag_invalid":
-        key, value, meaning = f"{key}.{_tag(key)}", value[_tag(key)], ""
+        key, value, meaning = f"{key}.{TAGS[key]}", value[TAGS[key]], ""
         why = f"unknown; {_hint(str(value), CHOICES[loc[0]])}"
     elif "dictionary" in why:
         why = "must be a table: write it under its own [header]"
     return f"{key} = {_short(value)}: {why}{meaning}"
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -399,7 +387,7 @@ def to_toml(settings: Settings | PythonSettings) -> str:
             tables += ["", f"[{name}]  # {field.description}"]
         if isinstance(value, Section):
             for key, item in value:
-                choices = CHOICES[name] if name in CHOICES and key == _tag(name) else ()
+                choices = CHOICES[name] if name in CHOICES and key == TAGS[name] else ()
                 tables += _entry(key, item, type(value).model_fields[key], choices)
         elif isinstance(value, dict):  # of a run that Python started
             tables += [f"{_toml(key)} = {_toml(item)}" for key, item in value.items()]

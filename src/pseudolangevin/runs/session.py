@@ -39,10 +39,9 @@ from .folder import write_atomically as write
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 CHANGEABLE = (
-    "num_steps",
-    "record_every",
+    *("num_steps", "record_every"),
     *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
-    *(f"placement.{key}" for key in ("chains", "data", "weights")),
+    *(f"placement.{key}" for key in config.Devices.model_fields),
 )  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
 FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
@@ -282,10 +281,11 @@ class _Session:
             self.log("resumed before the first record: beginning again")
             return self.begin(experiment)
         with hosts.together():
-            at, states, damage, *_ = _restore(folder, experiment, hashes, resuming=True)
+            at, states, damage, _, trace, _ = _restore(folder, experiment, hashes, resuming=True)
             self.notes += damage
         states = experiment.run.put(states)
-        _check_energies(folder, experiment.run, states, at)
+        if at.records and trace["step"][at.records - 1] == at.step:
+            _check_energies(folder, experiment.run, states, trace["potential"][at.records - 1])
         for line in self.notes:
             self.log(line)
         if at.step < settings.num_steps:
@@ -414,13 +414,8 @@ def _damage(files: Iterable[tuple[RecordFile, int]], needed: Iterable[int]) -> l
     return found
 
 
-def _check_energies(folder: RunFolder, run: Run, states: Any, at: Checkpoint) -> None:
+def _check_energies(folder: RunFolder, run: Run, states: Any, recorded: np.ndarray) -> None:
     """Raise unless the potential, which may be code, gives the energies that were recorded at the checkpoint."""
-    with RecordFile(folder.trace) as file:
-        last, _ = file.read(max(0, at.records - 1), at.records)
-    if not at.records or last["step"][0] != at.step:
-        return
-    recorded = last["potential"][0]
     found = run.split(run.observe(states)["potential"])
     if not np.allclose(found[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
         why = f"U = {found.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
@@ -474,10 +469,10 @@ def _check_unchanged(folder: RunFolder, experiment: Experiment) -> dict[str, str
         noted = read_json(folder.provenance)
         if noted.get("settings_sha256") != hashes["settings_sha256"]:
             raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
-        found = {"data": hashes["data_sha256"], "test": _hash_of(experiment.run.test)}
-        for what, name in (("data", "data are"), ("test", "test set is")):
-            if noted.get(f"{what}_sha256") != found[what]:
-                why = f"the {name} not what the run began with"
+        test = _hash_of(experiment.run.test)
+        for key, found, what in (("data", hashes["data_sha256"], "data are"), ("test", test, "test set is")):
+            if noted.get(f"{key}_sha256") != found:
+                why = f"the {what} not what the run began with"
                 raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
     return hashes
 

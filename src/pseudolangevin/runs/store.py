@@ -21,7 +21,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +96,7 @@ class Header(BaseModel):
         stream.write(hasher.digest()[:CHECKSUM])
 
 
-class RecordFile:
+class RecordFile(AbstractContextManager["RecordFile"]):
     """A file of records, to read or to extend."""
 
     def __init__(self, path: Path, header: Header | None = None, *, writable: bool = False) -> None:
@@ -127,10 +127,6 @@ class RecordFile:
             stream.write(header.lines)
             for index, record in enumerate(records):
                 header.write(stream, index, record)
-
-    def __enter__(self) -> RecordFile:
-        """Return the file."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""
@@ -207,11 +203,11 @@ class Checkpoints:
 
     def save(self, at: Checkpoint, states: Any, run: Mapping[str, str]) -> None:
         """Write a checkpoint of the run with these hashes, then remove the oldest ones."""
-        arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in _states(states)}
+        arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in numbered(states)}
         about = {"at": asdict(at), "prng": str(jax.random.key_impl(states.key)), "run": dict(run)}
         RecordFile.create(self.file(at.step), Header.of(arrays.items(), about), arrays)
         for step in self.steps()[: -self._keep]:
-            self._remove(self.file(step))
+            _remove(self.file(step))
 
     def restore(self, step: int, like: Any, run: Mapping[str, str]) -> tuple[Checkpoint, Any]:
         """Return a checkpoint with its states in the structure of `like`; raise if it is damaged or of another run."""
@@ -222,7 +218,7 @@ class Checkpoints:
                 arrays, bad = file.read(0, 1)
             if bad != 1 or about.get("run") != run:
                 raise ValueError("its checksum is wrong" if bad != 1 else "it is of a run with other settings or data")
-            for name, leaf in _states(like):  # on the host: the placement decides which device gets which part
+            for name, leaf in numbered(like):  # on the host: the placement decides which device gets which part
                 value: Any = arrays[name][0] if name in arrays else np.zeros(0)
                 value = jax.random.wrap_key_data(jnp.asarray(value), impl=about["prng"]) if _is_key(leaf) else value
                 if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
@@ -236,20 +232,19 @@ class Checkpoints:
 
     def clean(self, newer_than: int = -1) -> None:
         """Remove the checkpoints after a step, and what a killed process left of others."""
-        for step in self.steps():
-            if step > newer_than:
-                self._remove(self.file(step))
-        for file in self._path.glob(".??????????.checkpoint.partial"):
-            self._remove(file)
-
-    def _remove(self, file: Path) -> None:
-        if check_own(file):
-            file.unlink()
+        newer = [self.file(step) for step in self.steps() if step > newer_than]
+        for file in (*newer, *self._path.glob(".??????????.checkpoint.partial")):
+            _remove(file)
 
 
-def _states(states: Any) -> Iterator[tuple[str, Any]]:
-    """Return the leaves of states with names that are all different."""
-    return ((f"{index} {name}", leaf) for index, (name, leaf) in enumerate(named_leaves(states)))
+def _remove(file: Path) -> None:
+    if check_own(file):
+        file.unlink()
+
+
+def numbered(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Return the leaves of a tree with names that are all different."""
+    return ((f"{index} {name}", leaf) for index, (name, leaf) in enumerate(named_leaves(tree)))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -264,13 +259,10 @@ def headers(run: Run, states: Any, about: Mapping[str, str], weights_dtype: str)
     labels: dict[str, Any] = {"run": dict(about), "observed_examples": run.observed.num_examples}
     labels["variables"] = {str(name): [list(array.dims), array.attrs] for name, array in empty.data_vars.items()}
     labels["coords"] = {str(c): a.values.tolist() for c, a in empty.coords.items() if c not in ("draw", "step")}
-    kept = [
-        (f"{i} {name}", jax.ShapeDtypeStruct((*run.shape, *leaf.shape[1:]), weights_dtype))
-        for i, (name, leaf) in enumerate(named_leaves(states.weights))
-    ]
-    step, seconds = (jax.ShapeDtypeStruct((), dtype) for dtype in (np.dtype(np.int64), np.dtype(np.float64)))
-    trace = Header.of([("step", step), ("seconds", seconds), *shapes.items()], labels)
-    return trace, Header.of([("step", step), *kept], {"run": dict(about)})
+    kept = {n: jax.ShapeDtypeStruct((*run.shape, *w.shape[1:]), weights_dtype) for n, w in numbered(states.weights)}
+    step, seconds = ("step", np.int64()), ("seconds", np.float64())
+    trace = Header.of([step, seconds, *shapes.items()], labels)
+    return trace, Header.of([step, *kept.items()], {"run": dict(about)})
 
 
 class Writer:
@@ -281,10 +273,10 @@ class Writer:
         self._folder, self._at, self._run, self._recording, self._hashes = folder, at, run, recording, hashes
         with ExitStack() as stack:
             files = [stack.enter_context(RecordFile(file, writable=True)) for file in (folder.trace, folder.weights)]
-            for file, recorded in zip(files, (at.records, at.kept), strict=True):
-                file.truncate(recorded)
+            self._trace, self._weights = files
+            self._trace.truncate(at.records)
+            self._weights.truncate(at.kept)
             stack.pop_all()
-        self._trace, self._weights = files
         self._began = self._flushed = time.monotonic()
         self._next_checkpoint, self.saved_step = self._began + recording.checkpoint_seconds, at.step
 
@@ -292,9 +284,8 @@ class Writer:
     def create(folder: RunFolder, run: Run, states: Any, recording: Any, hashes: Mapping[str, str]) -> None:
         """Make the files of a new run, the trace last: a run with a trace has begun."""
         checkpoints = Checkpoints(folder.checkpoints)
-        for file in (folder.trace, folder.weights):
-            if check_own(file):
-                file.unlink()
+        _remove(folder.trace)
+        _remove(folder.weights)
         if check_own(folder.checkpoints, stat.S_ISDIR):
             checkpoints.clean()
         else:
@@ -321,8 +312,7 @@ class Writer:
         values = {name: self._run.split(value) for name, value in record.observables.items()}
         self._trace.append(values | {"step": record.step, "seconds": self.seconds})
         if kept is not None:
-            draws = {f"{index} {name}": leaf for index, (name, leaf) in enumerate(named_leaves(kept))}
-            self._weights.append(draws | {"step": record.step})
+            self._weights.append(dict(numbered(kept)) | {"step": record.step})
         if time.monotonic() >= self._flushed + 1:
             self.flush()
 
