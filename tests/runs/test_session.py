@@ -167,7 +167,12 @@ def test_the_interval_between_records_may_change(tmp_path, finished):
 
 def test_a_step_is_saved_once(tmp_path, monkeypatch):
     saved, save = [], Checkpoints.save
-    monkeypatch.setattr(Checkpoints, "save", lambda self, at, *more: (saved.append(at.step), save(self, at, *more)))
+
+    def note(self, at, states, run):
+        saved.append(at.step)
+        save(self, at, states, run)
+
+    monkeypatch.setattr(Checkpoints, "save", note)
     session.start(small_settings("num_steps=60"), tmp_path / "run", progress=False)
     assert saved == [0, 30, 60]
     session.continue_run(tmp_path / "run", ["num_steps=100"], progress=False)

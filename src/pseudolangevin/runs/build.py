@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,14 +44,10 @@ class Experiment:
 
     settings: Any
     run: Run
-    weights_shape: Weights
-    """Shapes and types of the weights of one chain."""
-    init: Any = None
-    """Function from a key to random weights of one chain, from a configuration."""
-    states: Any = None
-    """States at step 0, from Python."""
-    code: bytes = b""
-    """Source of the model, if the configuration names a module."""
+    weights_shape: Weights  # shapes and types of the weights of one chain
+    init: Any = None  # function from a key to random weights of one chain, from a configuration
+    states: Any = None  # at step 0, from Python
+    code: bytes = b""  # source of the model, if the configuration names a module
 
     def random_weights(self) -> Weights:
         """Return random weights of one chain."""
@@ -114,15 +110,14 @@ def build(
             return Experiment(settings, _run(settings, sampler, **model), shape)
     if sampler is not None:
         raise RunFolderError("the run was started from a configuration; leave the sampler out")
-    count = sum((a + 1) * b for a, b in pairwise(settings.network.sizes))
-    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
-    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * count * chains)
     if (task := settings.task).kind == "spin_vectors":
         need = (task.num_train + task.num_test) * 5 * task.dimension
         _check_memory("task.num_train, num_test and dimension", need)
     with naming("network"):
         init, apply, code = _network(settings.network, allow_code)
         shape = jax.eval_shape(init, jax.random.key(0))
+    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
+    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * num_weights(shape) * chains)
     with naming("task"):
         train, test = _data(task)
     with naming("task and network"):

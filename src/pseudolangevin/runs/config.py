@@ -28,7 +28,6 @@ from ..data import tasks
 from ..samplers import SAMPLERS
 from ..samplers.base import MAX_STEPS
 
-MAX_RECORDS = 10_000_000
 PATHS = ("file", "inputs", "targets", "test_inputs", "test_targets", "folder", "module")
 EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "data.npz"}  # of required keys
 
@@ -237,13 +236,6 @@ class Settings(Chains):
             data.setdefault("temperatures", [1e-5, 3e-5])
         return data
 
-    @model_validator(mode="after")
-    def _has_records(self) -> Settings:
-        if not 1 <= (records := self.num_steps // (self.record_every or self.num_steps)) <= MAX_RECORDS:
-            given = f"num_steps = {self.num_steps} with record_every = {self.record_every}"
-            raise ValueError(f"{given} gives {records} records; choose 1 to {MAX_RECORDS}")
-        return self
-
 
 class PythonSettings(Chains):
     """Settings of a run that Python started: a description, since its model is code."""
@@ -331,8 +323,10 @@ def _explain(problem: Any, model: type[Section]) -> str:
     """Return one line for an error of pydantic: the key, the value, why, and the meaning of the key."""
     loc, kind, value = list(problem["loc"]), problem["type"], problem["input"]
     choice = str(loc.pop(1)) if len(loc) > 1 and loc[0] in CHOICES else ""
-    fields = model.model_fields
-    sections = CHOICES | {n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")}
+    fields: dict[str, Any] = model.model_fields
+    sections: dict[str, Any] = CHOICES | {
+        n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")
+    }
     key = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, loc)))
     if kind == "extra_forbidden":
         known = [name for name in fields if name not in sections]

@@ -232,8 +232,7 @@ class _Session:
     folder: RunFolder
     notes: list[str]
     stop_asked: Callable[[], bool]
-    command: Sequence[str] | None = None
-    """Command that provenance.json names; default: that of this process."""
+    command: Sequence[str] | None = None  # that provenance.json names; default: that of this process
     progress: bool | None = None
     on_record: Callable[[Record], None] | None = None
     max_seconds: float | None = None

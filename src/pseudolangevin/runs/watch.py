@@ -25,11 +25,8 @@ from .store import in_order, read_trace
 MAX_ROWS = 24
 
 
-def watch(path: str | Path, once: bool = False, *, interval: float = 1.0, console: Console | None = None) -> None:
-    """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal.
-
-    The files are read at intervals in seconds.
-    """
+def watch(path: str | Path, once: bool = False, console: Console | None = None) -> None:
+    """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal."""
     if not Path(path).is_dir():
         raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
     console = console or Console()
@@ -40,7 +37,7 @@ def watch(path: str | Path, once: bool = False, *, interval: float = 1.0, consol
     with Live(view, console=console, refresh_per_second=4) as live:
         while not finished:
             try:
-                time.sleep(interval)
+                time.sleep(1)
             except KeyboardInterrupt:
                 return
             view, finished = render(path, console.width)
@@ -74,7 +71,7 @@ def render(path: str | Path, width: int = 120) -> tuple[Group, bool]:
 def _table(last: xr.Dataset, width: int) -> Table:
     """Return as many observables of the last record as fit, averaged over chains; temperatures in units of T."""
     table = Table("T", box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    columns, room = [], width - 18
+    columns, room = list[list[str]](), width - 18
     for name in in_order(last):
         if last[name].ndim == 2 and last[name].dtype.kind == "f":
             heading, values = str(last[name].attrs.get("label", name)), last[name].mean("chain")
