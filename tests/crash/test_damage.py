@@ -18,12 +18,29 @@ from pseudolangevin.runs.folder import RunFolder, RunFolderError, locked
 from tests.runs.small_runs import snapshot
 
 
+def change(name: str, new: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    def action(path: Path) -> None:
+        before = (path / name).read_bytes()
+        (path / name).write_bytes(new(before))
+        assert (path / name).read_bytes() != before
+
+    return action
+
+
 def put(name: str, content: bytes) -> Callable[[Path], object]:
-    return lambda path: (path / name).write_bytes(content)
+    return change(name, lambda _: content)
 
 
 def cut(name: str) -> Callable[[Path], object]:
-    return lambda path: os.truncate(path / name, (path / name).stat().st_size // 2)
+    return change(name, lambda content: content[: len(content) // 2])
+
+
+def flip(name: str, where: int) -> Callable[[Path], object]:
+    return change(name, lambda content: content[:where] + bytes([content[where] ^ 16]) + content[where + 1 :])
+
+
+def edit(old: str, new: str) -> Callable[[Path], object]:
+    return change("config.toml", lambda content: content.replace(old.encode(), new.encode(), 1))
 
 
 def drop(name: str) -> Callable[[Path], object]:
@@ -32,21 +49,7 @@ def drop(name: str) -> Callable[[Path], object]:
 
 def swap(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
     """Put something else in the place of a file."""
-
-    def action(path: Path) -> None:
-        (path / name).unlink()
-        make(path / name)
-
-    return action
-
-
-def flip(name: str, where: int) -> Callable[[Path], object]:
-    def action(path: Path) -> None:
-        content = bytearray((path / name).read_bytes())
-        content[where] ^= 16
-        (path / name).write_bytes(content)
-
-    return action
+    return lambda path: ((path / name).unlink(), make(path / name))
 
 
 def link(name: str) -> Callable[[Path], object]:
@@ -65,15 +68,6 @@ def hostile(header: dict) -> Callable[[Path], object]:
     """Put a header with a right checksum in front of the records."""
     line = json.dumps(header).encode() + b"\n"
     return put("trace.records", line + hashlib.sha256(line).hexdigest().encode() + b"\n" + bytes(5_000))
-
-
-def edit(old: str, new: str) -> Callable[[Path], object]:
-    def action(path: Path) -> None:
-        text = (path / "config.toml").read_text()
-        assert old in text
-        (path / "config.toml").write_text(text.replace(old, new, 1))
-
-    return action
 
 
 JUNK = random.Random(0).randbytes(64)

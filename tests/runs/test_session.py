@@ -19,12 +19,11 @@ import pytest
 import xarray as xr
 
 import pseudolangevin as pl
-from pseudolangevin import chains, placement
 from pseudolangevin.runs import config, session
 from pseudolangevin.runs.build import build
 from pseudolangevin.runs.config import ConfigError, Settings
 from pseudolangevin.runs.folder import RunFolderError
-from pseudolangevin.runs.store import Checkpoints, Writer, read_trace
+from pseudolangevin.runs.store import Writer, read_trace
 
 from .conftest import build_once
 from .small_runs import arrays_of, assert_same_run, small_settings, snapshot
@@ -115,20 +114,6 @@ def test_load_while_the_run_goes_on(tmp_path, monkeypatch):
     assert np.all(np.asarray(result.states.step) == 400)
 
 
-def test_only_the_first_process_shows_progress_also_of_the_training(tmp_path, monkeypatch):
-    shown, bar = [], chains.progress_bar
-
-    def note(*arguments, show, **more):
-        shown.append(show)
-        return bar(*arguments, show=False, **more)
-
-    monkeypatch.setattr(chains, "progress_bar", note)
-    monkeypatch.setattr(placement, "is_first", lambda: False)
-    start = "start={kind='adam', num_steps=10, batch_size=10, candidates=1}"
-    session.start(small_settings("num_steps=20", start), tmp_path / "run", progress=True)
-    assert shown == [False, False]
-
-
 def test_memory_does_not_grow_with_the_number_of_records(tmp_path, monkeypatch):
     """After every record the writer has the same number of array bytes, however many came before."""
     held: list[int] = []
@@ -163,20 +148,6 @@ def test_the_interval_between_records_may_change(tmp_path, finished):
     assert np.array_equal(result.trace["loss"], fine.trace["loss"].isel(draw=[step // 10 - 1 for step in steps]))
     assert arrays_of(path / "weights.records")["step"].tolist() == [40, 80, 120, 160, 200, 360]
     assert result.trace.attrs["record_every"] == 40
-
-
-def test_a_step_is_saved_once(tmp_path, monkeypatch):
-    saved, save = [], Checkpoints.save
-
-    def note(self, at, states, run):
-        saved.append(at.step)
-        save(self, at, states, run)
-
-    monkeypatch.setattr(Checkpoints, "save", note)
-    session.start(small_settings("num_steps=60"), tmp_path / "run", progress=False)
-    assert saved == [0, 30, 60]
-    session.continue_run(tmp_path / "run", ["num_steps=100"], progress=False)
-    assert saved == [0, 30, 60, 90, 100]
 
 
 def test_resuming_a_finished_run_changes_nothing(copy, finished):

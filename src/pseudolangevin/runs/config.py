@@ -214,20 +214,18 @@ class Settings(Chains):
 
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
-    network: Network = Field(Network.model_validate({}), description="the network")
-    potential: PotentialSettings = Field(
-        PotentialSettings.model_validate({}), description="U of the distribution exp(-U/T)"
-    )
+    network: Network = Field(description="the network")
+    potential: PotentialSettings = Field(description="U of the distribution exp(-U/T)")
     sampler: _one_of("sampler") = Field(description="the method")  # type: ignore[valid-type]
     start: _one_of("start") = Field(description="the weights at step 0")  # type: ignore[valid-type]
-    recording: Recording = Field(Recording.model_validate({}), description="what is written, and how often")
-    placement: Devices = Field(Devices.model_validate({}), description="the devices")
+    recording: Recording = Field(description="what is written, and how often")
+    placement: Devices = Field(description="the devices")
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Fill in the default alternative of sections, and the temperatures."""
-        data = {section: {} for section in CHOICES} | data
+        """Fill in sections, their default alternatives, and the temperatures."""
+        data = {section: {} for section, field in cls.model_fields.items() if field.is_required()} | data
         for section, choices in CHOICES.items():
             if isinstance(data[section], dict):
                 data[section] = {TAGS[section]: next(iter(choices))} | data[section]

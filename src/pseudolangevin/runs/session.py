@@ -214,10 +214,9 @@ def load(
         notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    dataset = to_dataset(header, trace).assign_attrs(record_every=experiment.settings.record_every)
-    seconds = float(dataset["seconds"][-1]) if dataset.sizes["draw"] else math.nan
-    dataset = dataset.drop_vars("seconds")
-    draws = None
+    every, draws = experiment.settings.record_every, None
+    dataset = to_dataset(header, trace).assign_attrs(record_every=every).drop_vars("seconds")
+    seconds = float(trace["seconds"][-1]) if dataset.sizes["draw"] else math.nan
     if kept:
         draws = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), kept)
         dataset.attrs["keep_weights_every"] = settings.recording.keep_weights_every
@@ -245,8 +244,8 @@ class _Session:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
         hashes = _hashes(experiment)
-        noted = describe_session(self.command) | hashes | {"test_sha256": _hash_of(run.test)}
-        noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
+        noted = {"test_sha256": _hash_of(run.test), "seed": getattr(settings, "seed", None), "resumed": []}
+        noted = describe_session(self.command) | hashes | noted
         _in_first(write, folder.config, config.to_toml(settings))
         _in_first(write, folder.provenance, json.dumps(noted, indent=2))
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
@@ -357,11 +356,7 @@ def _session(folder: RunFolder, stop_asked: Callable[[], bool], **options: Any) 
 
 
 def _restore(
-    folder: RunFolder,
-    experiment: Experiment,
-    hashes: Mapping[str, str],
-    num_records: int | None = None,
-    resuming: bool = False,
+    folder: RunFolder, experiment: Experiment, hashes: Any, num_records: int | None = None, resuming: bool = False
 ) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
     """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
 
