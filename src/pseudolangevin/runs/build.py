@@ -132,9 +132,9 @@ def build(
     with naming(""):
         parts = {axis: number for axis, number in settings.placement if number is not None}
         split = Placement(**parts) if parts else None
-        run = _run(settings, made, test=test, placement=split)
         if split is not None:
-            split.check(run.size, train.num_examples, shape)
+            split.check(settings.num_chains * len(settings.temperatures or [0.0]), train.num_examples, shape)
+        run = _run(settings, made, test=test, placement=split)
         check_chains(run, shape, sum(settings.network.sizes))
         every = run.record_interval(settings.num_steps, settings.record_every)
     experiment = Experiment(settings.model_copy(update={"record_every": every}), run, shape, init, code=code)
@@ -218,15 +218,13 @@ def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weight
     if not allow_code:
         why = "it names Python code, which is executed with all your rights"
         raise ValueError(f"module = {network.module!r}: {why}; read the file, then allow it with --allow-code")
-    if not (Path(file).is_file() and name.isidentifier()):
-        raise ValueError(f'module = {network.module!r}: no such file, or no name; write "my_model.py:make"')
     try:
         module = sys.modules[f"{__name__}.{Path(file).stem}"] = ModuleType(f"{__name__}.{Path(file).stem}")
         module.__file__ = file
         exec(compile(code := Path(file).read_bytes(), file, "exec"), module.__dict__)
         init, apply = getattr(module, name)()
     except Exception as error:
-        wanted = f"{name}() must return (init, apply) or (init, pl.Potential)"
+        wanted = 'write "my_model.py:make", where make() returns (init, apply) or (init, pl.Potential)'
         raise ValueError(f"module = {network.module!r}: {type(error).__name__}: {error}; {wanted}") from error
     return init, apply, code
 

@@ -74,15 +74,8 @@ def start(settings: Settings, path: str | Path, *, allow_code: bool = False, **o
     with stop_on_signals() as stop_asked:  # from now on: an exception out of JAX's compiler may end the process badly
         with hosts.together():
             experiment = build(settings, allow_code=allow_code)
-        return _begin(experiment, path, stop_asked, **options)
-
-
-def _begin(experiment: Experiment, path: str | Path, stop_asked: Callable[[], bool], **options: Any) -> Outcome:
-    folder = RunFolder.at(path)
-    with disk_errors(folder):
-        _in_first(folder.make)
-    with _session(folder, stop_asked, **options) as session:
-        return session.begin(experiment)
+        with _session(RunFolder.at(path), stop_asked, new=True, **options) as session:
+            return session.begin(experiment)
 
 
 def _in_first(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -118,7 +111,8 @@ def sample(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapp
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
         check_chains(run, one)
         experiment = Experiment(python_settings(run, one, **lengths), run, one, states=states)
-        outcome = _begin(experiment, path, stop_asked, **more)
+        with _session(RunFolder.at(path), stop_asked, new=True, **more) as session:
+            outcome = session.begin(experiment)
     return _finish(outcome, sampler=run.sampler, weights=one)
 
 
@@ -335,11 +329,15 @@ class _Session:
 
 
 @contextmanager
-def _session(folder: RunFolder, stop_asked: Callable[[], bool], **options: Any) -> Iterator[_Session]:
-    """Lock the folder, and log warnings."""
+def _session(
+    folder: RunFolder, stop_asked: Callable[[], bool], *, new: bool = False, **options: Any
+) -> Iterator[_Session]:
+    """Make the folder if it is `new`, lock it, and log warnings."""
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(disk_errors(folder))
+        if new:
+            _in_first(folder.make)
         with hosts.together():
             if hosts.is_first() and (note := stack.enter_context(locked(folder))):
                 notes.append(note)

@@ -185,28 +185,28 @@ class Checkpoint:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The newest checkpoints of a run, STEP.checkpoint; other files in their folder are left alone."""
 
-    def __init__(self, path: Path, keep: int = 3) -> None:
-        """Use the folder `path`, with at most `keep` checkpoints."""
-        self._path, self._keep = path, keep
+    path: Path  # of the folder
+    keep: int = 3
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, oldest first."""
-        names = os.listdir(self._path) if check_own(self._path, stat.S_ISDIR) else []
+        names = os.listdir(self.path) if check_own(self.path, stat.S_ISDIR) else []
         return sorted(int(name[:10]) for name in names if re.fullmatch(r"[0-9]{10}\.checkpoint", name))
 
     def file(self, step: int) -> Path:
         """Return the path of a checkpoint."""
-        return self._path / f"{step:010d}.checkpoint"
+        return self.path / f"{step:010d}.checkpoint"
 
     def save(self, at: Checkpoint, states: Any, run: Mapping[str, str]) -> None:
         """Write a checkpoint of the run with these hashes, then remove the oldest ones."""
         arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in numbered(states)}
         about = {"at": asdict(at), "prng": str(jax.random.key_impl(states.key)), "run": dict(run)}
         RecordFile.create(self.file(at.step), Header.of(arrays.items(), about), arrays)
-        for step in self.steps()[: -self._keep]:
+        for step in self.steps()[: -self.keep]:
             _remove(self.file(step))
 
     def restore(self, step: int, like: Any, run: Mapping[str, str]) -> tuple[Checkpoint, Any]:
@@ -233,7 +233,7 @@ class Checkpoints:
     def clean(self, newer_than: int = -1) -> None:
         """Remove the checkpoints after a step, and what a killed process left of others."""
         newer = [self.file(step) for step in self.steps() if step > newer_than]
-        for file in (*newer, *self._path.glob(".??????????.checkpoint.partial")):
+        for file in (*newer, *self.path.glob(".??????????.checkpoint.partial")):
             _remove(file)
 
 
