@@ -49,7 +49,12 @@ def drop(name: str) -> Callable[[Path], object]:
 
 def swap(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
     """Put something else in the place of a file."""
-    return lambda path: ((path / name).unlink(), make(path / name))
+
+    def action(path: Path) -> None:
+        (path / name).unlink()
+        make(path / name)
+
+    return action
 
 
 def link(name: str) -> Callable[[Path], object]:

@@ -238,8 +238,8 @@ class _Session:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
         hashes = _hashes(experiment)
-        noted = {"test_sha256": _hash_of(run.test), "seed": getattr(settings, "seed", None), "resumed": []}
-        noted = describe_session(self.command) | hashes | noted
+        noted = describe_session(self.command) | hashes | {"test_sha256": _hash_of(run.test)}
+        noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
         _in_first(write, folder.config, config.to_toml(settings))
         _in_first(write, folder.provenance, json.dumps(noted, indent=2))
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
