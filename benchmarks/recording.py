@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--records", type=int, default=10, help="number of records")
     options = parser.parse_args()
-    settings = config.parse('start.kind = "random"', options.overrides)
+    settings = build.build(config.parse('start.kind = "random"', options.overrides)).settings
     settings = settings.model_copy(update={"num_steps": options.records * settings.record_every})
     with_records, without = float(recorded(settings).mean()), float(bare(settings).mean())
     content = {

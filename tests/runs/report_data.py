@@ -20,7 +20,6 @@ FACTS: dict[str, Any] = {
     "name": "first",
     "config": {"num_chains": 2, "sampler": {"name": "pseudo_langevin"}, "potential": {"weight_decay": 10.0611}},
     "provenance": SESSION | {"resumed": [SESSION | {"started": "2026-01-02T10:00", "from_step": 2000}]},
-    "seconds": 75.0,
 }
 
 
@@ -57,7 +56,7 @@ def make_result(trace: xr.Dataset, *, samples: int = 0) -> Result:
     if samples:
         trace.attrs["keep_weights_every"] = trace.sizes["draw"] // samples
         kept = {"w": np.random.default_rng(1).normal(size=(*shape, samples, 500)).cumsum(axis=2)}
-    return Result(trace, {"w": np.zeros((*shape, 11_160))}, kept, None, None)  # type: ignore[arg-type]
+    return Result(trace, {"w": np.zeros((*shape, 11_160))}, kept, None, None, seconds=75.0)  # type: ignore[arg-type]
 
 
 def make_certificate(*verdicts: str, name: str = "drift of U", message: str = "") -> Certificate:

@@ -35,18 +35,18 @@ def test_default_is_the_papers_small_network():
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_has_its_own_settings_and_defaults(name):
-    settings = config.parse(f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, "")}')
+    batch_size = "batch_size = 4" if name == "adam" else ""
+    text = TINY + f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, batch_size)}\n[start]\nkind = "random"\n'
+    settings = config.parse(text)
     fields = {field.name: field for field in dataclasses.fields(SAMPLERS[name])}
     shown = type(settings.sampler).model_fields
     assert set(shown) - {"name"} <= set(fields)
     assert all(field.description for key, field in shown.items() if key != "name")
-    for key in set(shown) - {"name"}:
+    for key in set(shown) - {"name", "batch_size"}:
         if fields[key].default is not dataclasses.MISSING:
             assert getattr(settings.sampler, key) == fields[key].default
     assert config.parse(config.to_toml(settings)) == settings
-    batch_size = "batch_size = 4" if name == "adam" else ""
-    text = TINY + f'[sampler]\nname = "{name}"\n{REQUIRED.get(name, batch_size)}\n[start]\nkind = "random"\n'
-    assert build(config.parse(text)).run.sampler.name == name
+    assert build(settings).run.sampler.name == name
 
 
 def test_printed_configuration_explains_itself_and_round_trips():
@@ -65,8 +65,6 @@ def test_a_printed_configuration_to_edit_leaves_the_interval_between_records_ope
     text = config.to_toml(settings)
     assert "\n# record_every =" in text
     assert config.parse(text, to_edit=True) == settings
-    shorter = text.replace(f"\nnum_steps = {settings.num_steps} ", "\nnum_steps = 360 ")
-    assert config.parse(shorter).record_every == 9
     assert "\nrecord_every = 90000 " in config.to_toml(config.parse("num_steps = 90000\nrecord_every = 90000"))
 
 
@@ -84,19 +82,13 @@ def test_weight_decay_by_tensor():
 
 def test_overrides():
     settings = config.parse("num_steps = 400", ["sampler.batch_size=1024", "temperatures=[1e-4]", "task.seed = 3"])
-    assert settings.sampler.batch_size == 1024
-    assert settings.temperatures == [1e-4]
-    assert settings.task.seed == 3
+    assert (settings.sampler.batch_size, settings.temperatures, settings.task.seed) == (1024, [1e-4], 3)
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "every"),
-    [(600_000, 1_500), (10_000_003, 15_000), (100_000, 250), (12_345, 250), (2_000, 50), (250, 6), (7, 1)],
-)
-def test_records_are_far_apart_unless_the_run_is_short(num_steps, every):
-    settings = config.parse(f"num_steps = {num_steps}")
-    assert settings.record_every == every
+def test_the_default_interval_between_records_is_that_of_sample():
+    experiment = build(config.parse("num_steps = 4000\n" + TINY + "[start]\nkind = 'random'"))
+    assert experiment.settings.record_every == experiment.run.record_interval(4_000, None) == 20
 
 
 @pytest.mark.parametrize(
@@ -115,7 +107,6 @@ def test_records_are_far_apart_unless_the_run_is_short(num_steps, every):
         ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^\[sampelr\]: unknown section; did you mean sampler\?$"),
         ("[wheels]\nround = true", r"^\[wheels\]: unknown section; choose one of task, sampler, start, "),
         ("num_steps = true", "num_steps = True: must be a valid integer; it is: steps of every chain"),
-        ("num_steps = 150\nrecord_every = 200", "num_steps = 150 with record_every = 200 gives 0 records"),
         ("temperatures = [1e-5, nan]", r"temperatures\[1\] = nan: must be a finite number"),
         ("[sampler]\nname = 'full_batch_langevin'", "sampler.time_step is missing"),
         ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': must be 'default', 'high'"),
@@ -125,7 +116,6 @@ def test_records_are_far_apart_unless_the_run_is_short(num_steps, every):
         ("[potential]\nweight_decay = 'big'", "potential.weight_decay = 'big': must be a finite number"),
         ("[potential]\nweight_decay = {'*' = -1}", "must be a finite number of at least 0, or a table"),
         ("[potential]\nweight_decay = {}", "must be a finite number of at least 0, or a table"),
-        ("record_every = 1\nnum_steps = 20000000", "gives 20000000 records; choose 1 to 10000000"),
         ("[task]\nkind = 'files'\ninputs = 'x.npy'", "task: give either file = .*, or inputs = "),
         ("x", "is not valid TOML"),
     ],
@@ -171,6 +161,10 @@ def test_bad_overrides(override):
             r"task and network: .*an input has shape \(4,\) and the network takes 5 components; change",
         ),
         (TINY.replace("[4, 2]", "[4, 1]"), "label 1, out of range for 1 outputs"),
+        (
+            "num_steps = 150\nrecord_every = 200\n" + TINY,
+            "^record_every = 200 must be .* and 150; record at least once",
+        ),
         (TINY + "[recording]\nobserve_examples = 41", "^observe_examples = 41"),
         ("[task]\nkind = 'files'\nfile = '/no/such.npz'", "task: /no/such.npz cannot be read: No such file"),
         (TINY + "[start]\nkind = 'file'\nfile = '/no/such.npz'", "start.file: /no/such.npz cannot be read: No such"),
@@ -223,7 +217,7 @@ class TestOwnData:
             ("inputs = 'x.npy'\ntargets = 'train.toml'", "cannot be read"),
             ("inputs = 'x.npy'\ntargets = 'run.toml'", "not a valid"),
             ("inputs = 'y.npy'\ntargets = 'y.npy'", "task and network"),
-            ("file = 'other.npz'", "must have the arrays inputs and targets; it has \\['a'\\]"),
+            ("file = 'other.npz'", "must have the arrays inputs and targets; it has a"),
             ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a valid"),
             ("file = 'cut.npz'", "not a valid"),
             ("file = '.'", "cannot be read"),
@@ -238,38 +232,28 @@ class TestOwnData:
             build(self.settings(tmp_path, text))
 
     def test_starting_weights_from_a_file(self, tmp_path, data):
-        settings = self.settings(tmp_path, "file = 'train.npz'")
-        kernel, bias = np.ones((4, 2), np.float32), np.zeros(2, np.float32)
-        arrays: Any = {"layer1.kernel": kernel, "layer1.bias": bias}
-        np.savez(tmp_path / "start.npz", **arrays)
-        table = settings.model_dump() | {"start": {"kind": "file", "file": str(tmp_path / "start.npz")}}
-        experiment = build(config.Settings.model_validate(table))
+        settings = self.starting_from(tmp_path, (), ())
+        experiment = build(settings)
         weights = experiment.starting_weights()
-        assert np.array_equal(weights["layer1"]["kernel"], kernel)
-        np.savez(tmp_path / "start.npz", kernel=kernel)
-        with pytest.raises(
-            ConfigError, match=r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
-        ):
+        assert np.array_equal(weights["layer1"]["kernel"], np.ones((4, 2)))
+        np.savez(tmp_path / "start.npz", kernel=np.ones((4, 2)))
+        line = r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
+        with pytest.raises(ConfigError, match=line):
             experiment.starting_weights()
-        build(config.Settings.model_validate(table), check_start=False)  # a run that has begun
+        build(settings, check_start=False)  # a run that has begun
 
-    @pytest.mark.parametrize("leading", [(), (2, 2), (1, 2), (2, 1), (1, 1)])
-    def test_starts_of_the_right_shapes(self, tmp_path, data, leading):
-        experiment = build(self.starting_from(tmp_path, leading, leading))
-        assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
-        experiment.run.start(experiment.starting_weights(), 0)
+    def test_starts_of_the_right_shapes(self, tmp_path, data):
+        for leading in [(), (2, 2), (1, 2), (2, 1), (1, 1)]:
+            experiment = build(self.starting_from(tmp_path, leading, leading))
+            assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
+            experiment.run.start(experiment.starting_weights(), 0)
 
     @pytest.mark.parametrize(
         ("kernel", "bias", "dtype", "line"),
         [
             (None, None, float, "must have exactly the arrays"),
             ((), (), int, "has dtype int"),
-            (
-                (3, 2),
-                (3, 2),
-                float,
-                r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*network.sizes",
-            ),
+            ((3, 2), (3, 2), float, r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*sizes"),
             ((2,), (2,), float, "layer1.bias has shape"),
             ((2, 2), (), float, "layer1.kernel has shape"),
             ((), (2, 2), float, "layer1.kernel has shape"),

@@ -8,14 +8,7 @@ import socket
 
 import pytest
 
-from pseudolangevin.runs.folder import (
-    RunFolder,
-    RunFolderError,
-    locked,
-    read_json,
-    read_or_empty,
-    write_atomically,
-)
+from pseudolangevin.runs.folder import RunFolder, RunFolderError, locked, read_json, read_or_empty, write_atomically
 
 
 def test_a_second_writer_is_rejected(tmp_path):
@@ -27,6 +20,8 @@ def test_a_second_writer_is_rejected(tmp_path):
             pass
         assert json.loads(folder.lock.read_text())["pid"] == os.getpid()
     assert folder.lock.read_text() == ""
+    with pytest.raises(KeyError), locked(folder):
+        raise KeyError
     with locked(folder) as note:
         assert note is None
 
@@ -48,13 +43,6 @@ def test_the_lock_of_another_machine_counts(tmp_path):
     with pytest.raises(RunFolderError, match=r"process 3 on elsewhere.*delete"), locked(folder):
         pass
     assert "elsewhere" in folder.lock.read_text()
-
-
-def test_the_lock_is_released_after_an_error(tmp_path):
-    with pytest.raises(KeyError), locked(RunFolder(tmp_path)):
-        raise KeyError
-    with locked(RunFolder(tmp_path)) as note:
-        assert note is None
 
 
 def test_files_are_replaced_as_a_whole(tmp_path):

@@ -40,13 +40,8 @@ def make_sampler(dataset: pl.Dataset, weight_decay: float = 1.0, time_step: floa
     return pl.full_batch_langevin(pl.Potential(loss, weight_decay=weight_decay), dataset, time_step=time_step)
 
 
-OPTIONS: dict[str, Any] = {
-    "temperatures": [1e-2],
-    "num_chains": 2,
-    "record_every": 5,
-    "key": 3,
-    "keep_weights_every": 2,
-}
+OPTIONS: dict[str, Any] = {"temperatures": [1e-2], "num_chains": 2, "record_every": 5, "key": 3}
+OPTIONS["keep_weights_every"] = 2
 
 
 @pytest.mark.parametrize("wrap", [lambda *leaves: [(leaves[0],), {"b": leaves[1]}], Pair])
@@ -115,6 +110,10 @@ def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
     assert not (tmp_path / "executed").exists()
     assert cli.run([*sample, "--allow-code"]) == 0
     (tmp_path / "executed").unlink()
+    (tmp_path / "run" / "trace.records").rename(tmp_path / "trace")
+    with pytest.raises(RunFolderError, match="no records yet"):
+        pl.load(tmp_path / "run")
+    (tmp_path / "trace").rename(tmp_path / "run" / "trace.records")
     for command in ("resume", "check"):
         assert cli.run([command, str(tmp_path / "run")]) == 2
     assert not (tmp_path / "executed").exists()

@@ -29,15 +29,13 @@ def make_trace(temperatures: int = 2, chains: int = 2, draws: int = 80) -> xr.Da
     values = {name: 1 + 0.1 * rng.normal(size=shape) for name in ("loss", "squared_norm", "error", "margin")}
     grid = 1e-5 * np.arange(1, 2 * temperatures, 2)
     values["kinetic_temperature"] = grid[:, None, None] * (1 + 0.1 * rng.normal(size=shape))
-    variables = {name: variable(name, array) for name, array in values.items()}
-    variables["status"] = variable("status", np.zeros(shape, np.int32))
+    values["status"] = np.zeros(shape, np.int32)
     steps = 50 * (np.arange(draws) + 1)
     coords = {"temperature": grid, "chain": np.arange(chains), "step": ("draw", steps), "seconds": ("draw", steps / 50)}
-    return xr.Dataset(variables, coords, {"record_every": 50})
+    return xr.Dataset({name: variable(name, array) for name, array in values.items()}, coords)
 
 
-def write_run(path: Path, trace: xr.Dataset | None = None) -> Path:
-    trace = make_trace() if trace is None else trace
+def write_run(path: Path, trace: xr.Dataset) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.toml").write_text(CONFIG)
     (path / "provenance.json").write_text(json.dumps({"device": "cpu"}))
@@ -50,43 +48,45 @@ def write_run(path: Path, trace: xr.Dataset | None = None) -> Path:
     return path
 
 
-def printed(run: Path, width: int = 140) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    watch(run, console=console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+@pytest.fixture
+def running(tmp_path) -> Path:
+    """A run that is a quarter done."""
+    return write_run(tmp_path / "run", make_trace(draws=20))
+
+
+def printed(run: Path, width: int = 140, terminal: bool = False, once: bool = False) -> str:
+    stream = io.StringIO()
+    watch(run, once, console=Console(file=stream, width=width, force_terminal=terminal))
+    return stream.getvalue()
 
 
 def test_a_finished_run_is_printed_once(tmp_path):
-    text = printed(write_run(tmp_path / "first"))
+    run, trace = tmp_path / "first", make_trace()
+    text = printed(write_run(run, trace))
     assert "first  pseudo langevin, 100-50-10, 2 temperature(s) x 2 chain(s), cpu" in text
     assert "4,000/4,000 steps" in text
     assert "finished" in text
     assert "margin" in text  # an observable of the user
     rows = [line.split() for line in text.splitlines() if line.startswith(("1e-05", "3e-05"))]
-    trace = make_trace()
     for row, index in zip(rows, range(2), strict=True):
         last = trace.isel(temperature=index, draw=-1).mean("chain")
         assert float(row[1]) == pytest.approx(float(last["loss"]), rel=1e-3)
-        kinetic = float(last["kinetic_temperature"] / last["temperature"])
-        assert float(row[4]) == pytest.approx(kinetic, rel=1e-3)
+        assert float(row[4]) == pytest.approx(float(last["kinetic_temperature"] / last["temperature"]), rel=1e-3)
         assert row[-1] == "ok"
+    narrow = printed(run, 60)  # fewer columns, with all their digits
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "…" not in narrow
+    assert "margin" not in narrow
 
 
-def test_a_running_run_shows_speed_and_time_left(tmp_path):
-    run = write_run(tmp_path / "run", make_trace(draws=20))
-    text = printed(run)
-    assert "1,000/4,000 steps" in text
-    assert "50 steps/s" in text
-    assert "0:01:00 left" in text  # 3000 steps at 50 steps/s
+def test_a_running_run_shows_speed_and_time_left(running, tmp_path):
+    text = printed(running)
+    for shown in ("1,000/4,000 steps", "50 steps/s", "0:01:00 left"):  # 3000 steps at 50 steps/s
+        assert shown in text
     assert "finished" not in text
-
-
-def test_a_narrow_terminal_keeps_the_digits(tmp_path):
-    run = write_run(tmp_path / "run")
-    assert max(map(len, printed(run, 60).splitlines())) <= 60
-    assert "…" not in printed(run, 60)
-    assert "margin" not in printed(run, 60)
+    trace = make_trace(draws=20)
+    trace["seconds"] = trace["seconds"] + 100 * (np.arange(20) >= 3)  # the programs of a new session
+    assert "50 steps/s" in printed(write_run(tmp_path / "compiled", trace))
 
 
 def test_stopped_chains_are_shown(tmp_path):
@@ -111,56 +111,39 @@ def test_hundreds_of_temperatures_fit_a_screen(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["config.toml", "provenance.json", "trace.records"])
-@pytest.mark.parametrize("how", ["gone", "half", "empty"])
-def test_incomplete_and_missing_files(tmp_path, damage, how):
-    run = write_run(tmp_path / "run", make_trace(draws=10))
-    content = (run / damage).read_bytes()
-    (run / damage).unlink()
-    if how != "gone":
-        (run / damage).write_bytes(content[: len(content) // 2 - 3] if how == "half" else b"")
-    assert "run" in printed(run)
+def test_incomplete_and_missing_files(running, damage):
+    content = (running / damage).read_bytes()
+    for left in (content[: len(content) // 2 - 3], b"", None):
+        (running / damage).unlink()
+        if left is not None:
+            (running / damage).write_bytes(left)
+        assert "run" in printed(running)
 
 
 def test_an_empty_folder_and_no_folder(tmp_path):
     assert "nothing recorded yet" in printed(tmp_path)
+    assert read_trace(tmp_path) is None
     with pytest.raises(RunFolderError, match="is not a folder; give"):
         watch(tmp_path / "nothere")
 
 
-def test_only_complete_records_are_read(tmp_path):
-    run = write_run(tmp_path / "run", make_trace(draws=10))
-    os.truncate(run / "trace.records", (run / "trace.records").stat().st_size - 3)
-    trace, recent = read_trace(run), read_trace(run, last=4)
-    assert trace is not None
-    assert recent is not None
-    assert trace["step"].values.tolist() == list(range(50, 451, 50))
-    assert recent["step"].values.tolist() == [300, 350, 400, 450]
-    assert read_trace(tmp_path) is None
+def test_only_complete_records_are_read(running):
+    os.truncate(running / "trace.records", (running / "trace.records").stat().st_size - 3)
+    for last, steps in ((None, list(range(50, 951, 50))), (4, [800, 850, 900, 950])):
+        trace = read_trace(running, last)
+        assert trace is not None
+        assert trace["step"].values.tolist() == steps
 
 
-def test_the_speed_leaves_compilation_out(tmp_path):
-    trace = make_trace(draws=20)
-    trace["seconds"] = trace["seconds"] + 100 * (np.arange(20) >= 3)  # the programs of a new session
-    assert "50 steps/s" in printed(write_run(tmp_path / "run", trace))
+def test_the_live_view_follows_a_run_to_its_end(running, tmp_path, monkeypatch):
+    later = write_run(tmp_path / "later", make_trace())
+    monkeypatch.setattr(module.time, "sleep", lambda _: (later / "trace.records").replace(running / "trace.records"))
+    text = printed(running, terminal=True)
+    assert "4,000/4,000" in text
+    assert "finished" in text
 
 
-def test_the_live_view_follows_a_run_to_its_end(tmp_path, monkeypatch):
-    run = write_run(tmp_path / "run", make_trace(draws=20))
-    later = write_run(tmp_path / "later")
-
-    def finish(seconds: float) -> None:
-        (later / "trace.records").replace(run / "trace.records")
-
-    monkeypatch.setattr(module.time, "sleep", finish)
-    console = Console(file=io.StringIO(), width=140, force_terminal=True)
-    watch(run, console=console)
-    assert isinstance(console.file, io.StringIO)
-    assert "4,000/4,000" in console.file.getvalue()
-    assert "finished" in console.file.getvalue()
-
-
-def test_once_does_not_wait_and_ctrl_c_returns(tmp_path, monkeypatch):
-    run = write_run(tmp_path / "run", make_trace(draws=20))
+def test_once_does_not_wait_and_ctrl_c_returns(running, monkeypatch):
     waits = []
 
     def interrupt(seconds: float) -> None:
@@ -168,7 +151,6 @@ def test_once_does_not_wait_and_ctrl_c_returns(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module.time, "sleep", interrupt)
-    watch(run, once=True, console=Console(file=io.StringIO(), width=140, force_terminal=True))
-    assert waits == []
-    watch(run, console=Console(file=io.StringIO(), width=140, force_terminal=True))
-    assert len(waits) == 1
+    for once, expected in ((True, 0), (False, 1)):
+        printed(running, terminal=True, once=once)
+        assert len(waits) == expected

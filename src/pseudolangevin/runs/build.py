@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,64 +33,59 @@ from ..samplers import SAMPLERS
 from ..samplers.base import Sampler
 from .config import ConfigError, Files, FileStart, Network, PythonSettings, RandomStart, Recording, Settings
 from .folder import RunFolderError
+from .store import numbered
+
+NAMELESS = "one array without a name"
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A run with its settings, ready to start: what a configuration describes, or what Python passed to `sample`."""
 
-    settings: Settings | PythonSettings
+    settings: Any
     run: Run
-    weights_shape: Weights
-    """Shapes and types of the weights of one chain."""
-    init: Callable[[Key], Weights] | None = None
-    """Random weights of one chain, from a configuration."""
-    states: Any = None
-    """States at step 0, from Python."""
-    code: bytes = b""
-    """Source of the model, if the configuration names a module."""
+    weights_shape: Weights  # shapes and types of the weights of one chain
+    init: Any = None  # function from a key to random weights of one chain, from a configuration
+    states: Any = None  # at step 0, from Python
+    code: bytes = b""  # source of the model, if the configuration names a module
 
     def random_weights(self) -> Weights:
         """Return random weights of one chain."""
-        return self.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))  # type: ignore
+        return self.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))
 
     def starting_weights(self, on_pause: Callable[[], object] | None = None, progress: bool | None = None) -> Weights:
         """Return the weights at step 0, as `sample` takes them; `on_pause` and `progress` as in `trained_starts`."""
-        settings, init = self.settings, self.init
-        assert isinstance(settings, Settings)
-        assert init is not None
-        start, num_chains = settings.start, settings.num_chains
+        start, num_chains = self.settings.start, self.settings.num_chains
         if isinstance(start, FileStart):
             with naming("start.file"):
                 return self._read_weights(start.file)
         key = jax.random.key(start.seed)
         if isinstance(start, RandomStart):
-            weights = jax.vmap(lambda c: init(jax.random.fold_in(key, c)))(jnp.arange(num_chains))
+            weights = jax.vmap(lambda c: self.init(jax.random.fold_in(key, c)))(jnp.arange(num_chains))
         else:
             options = start.model_dump(exclude={"kind", "seed"}) | {"key": key, "num_starts": num_chains}
             options |= {"placement": self.run.mesh or Placement(), "on_pause": on_pause, "progress": progress}
             with naming("start"):
                 sampler = self.run.sampler
-                weights = trained_starts(sampler.potential, sampler.dataset, init, **options)
+                weights = trained_starts(sampler.potential, sampler.dataset, self.init, **options)
         return jax.tree.map(lambda w: w[None], weights)
 
     def _read_weights(self, file: str) -> Weights:
         """Return weights of this network; those of another one may fit the loss, but not the checkpoints."""
-        names, likes = zip(*named_leaves(self.weights_shape), strict=True)
-        archive = _load(file)
-        if not isinstance(archive, dict) or set(archive) != set(names):
-            found = sorted(archive) if isinstance(archive, dict) else "one array without a name"
-            raise ValueError(f"{file} must have exactly the arrays {list(names)}; it has {found}")
-        temperatures, chains = self.run.shape
-        leading = archive[names[0]].shape[: max(0, archive[names[0]].ndim - len(likes[0].shape))]
-        allowed = leading in [(), *((t, c) for t in (1, temperatures) for c in (1, chains))]
-        for name, like in zip(names, likes, strict=True):
+        likes, archive = dict(named_leaves(self.weights_shape)), _load(file)
+        if set(archive) != set(likes):
+            raise ValueError(f"{file} must have exactly the arrays {[*likes]}; it has {', '.join(archive)}")
+        first, (temperatures, chains) = next(iter(likes)), self.run.shape
+        leading = archive[first].shape[: max(0, archive[first].ndim - len(likes[first].shape))]
+        allowed = leading in [(), *product((1, temperatures), (1, chains))]
+        for name, like in likes.items():
             if not allowed or archive[name].shape != leading + like.shape:
                 why = f"{name} has shape {archive[name].shape}; that of this network is {like.shape}, in all arrays"
                 axes = f"alone or after axes of {self.run.shape} or 1 (temperature, chain)"
                 raise ValueError(f"{file}: {why} {axes}; change network.sizes, or give another file")
-        check_weights({name: jnp.asarray(array) for name, array in archive.items()})
-        leaves = [jnp.asarray(archive[name], like.dtype) for name, like in zip(names, likes, strict=True)]
+        arrays = {name: jnp.asarray(archive[name]) for name in likes}
+        check_weights(arrays)
+        leaves = [arrays[name].astype(like.dtype) for name, like in likes.items()]
         return jax.tree.unflatten(jax.tree.structure(self.weights_shape), leaves)
 
 
@@ -110,33 +105,39 @@ def build(
     `sampler`, any `weights` and the rest of the `model` (arguments of `Run`) are those of a run that Python started.
     """
     if isinstance(settings, PythonSettings):
-        return _build_from_python(settings, sampler, weights, **model)
+        shape = _check_model(settings, sampler, weights)
+        with naming(""):
+            return Experiment(settings, _run(settings, sampler, **model), shape)
     if sampler is not None:
         raise RunFolderError("the run was started from a configuration; leave the sampler out")
-    count = sum((a + 1) * b for a, b in pairwise(settings.network.sizes))
-    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
-    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * count * chains)
     if (task := settings.task).kind == "spin_vectors":
         need = (task.num_train + task.num_test) * 5 * task.dimension
         _check_memory("task.num_train, num_test and dimension", need)
     with naming("network"):
         init, apply, code = _network(settings.network, allow_code)
         shape = jax.eval_shape(init, jax.random.key(0))
+    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
+    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * num_weights(shape) * chains)
     with naming("task"):
-        train, test = _data(settings.task)
+        train, test = _data(task)
     with naming("task and network"):
-        make = {"classification": potentials.classification, "regression": potentials.regression}
         potential = apply
         if not isinstance(apply, potentials.Potential):
-            potential = make[settings.potential.kind](apply, weight_decay=settings.potential.weight_decay)
+            make = getattr(potentials, settings.potential.kind)
+            potential = make(apply, weight_decay=settings.potential.weight_decay)
         for dataset in [train] if test is None else [train, test]:
             potential.check(jax.tree.map(lambda w: jnp.zeros(w.shape, w.dtype), shape), dataset)
     with naming("sampler"):
         made = SAMPLERS[settings.sampler.name](potential, train, **settings.sampler.model_dump(exclude={"name"}))
     with naming(""):
-        run = _run(settings, made, test=test, placement=_placement(settings, train, shape))
+        parts = {axis: number for axis, number in settings.placement if number is not None}
+        split = Placement(**parts) if parts else None
+        if split is not None:
+            split.check(settings.num_chains * len(settings.temperatures or [0.0]), train.num_examples, shape)
+        run = _run(settings, made, test=test, placement=split)
         check_chains(run, shape, sum(settings.network.sizes))
-    experiment = Experiment(settings, run, shape, init, code=code)
+        every = run.record_interval(settings.num_steps, settings.record_every)
+    experiment = Experiment(settings.model_copy(update={"record_every": every}), run, shape, init, code=code)
     if check_start and isinstance(settings.start, FileStart):
         experiment.starting_weights()
     return experiment
@@ -168,24 +169,21 @@ def python_settings(
     )
 
 
-def _build_from_python(settings: PythonSettings, sampler: Any, weights: Weights | None, **model: Any) -> Experiment:
-    """Return the experiment of a run that Python started; raise unless sampler and weights are those of the run."""
+def _check_model(settings: PythonSettings, sampler: Any, weights: Weights | None) -> Weights:
+    """Return the shapes of the weights; raise unless sampler and weights are those of the run that Python started."""
     if sampler is None:
         remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
         raise ConfigError([f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}'])
     if not isinstance(sampler, Sampler):
         raise ConfigError([f"sampler = {str(sampler)[:60]!r} is not a sampler; pass the one that began the run"])
-    if weights is None:
-        weights = _from_structure(settings)
-    shape = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weights)
-    pairs = {"weights": (_shapes(shape), settings.weights), "sampler": (_described(sampler), settings.sampler)}
+    weights = _from_structure(settings) if weights is None else weights
+    pairs = {"weights": (_shapes(weights), settings.weights), "sampler": (_described(sampler), settings.sampler)}
     for what, (ours, theirs) in pairs.items():
         for name in [*theirs, *ours]:
             if ours.get(name) != theirs.get(name):
                 why = f"has {name} = {ours.get(name)}, and the run began with {theirs.get(name)}"
                 raise RunFolderError(f"the {what} {why}; pass the {what} of the run")
-    with naming(""):
-        return Experiment(settings, _run(settings, sampler, **model), shape)
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weights)
 
 
 def _described(sampler: Sampler) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def _described(sampler: Sampler) -> dict[str, Any]:
 
 
 def _shapes(weights: Weights) -> dict[str, str]:
-    return {f"{i} {name}": f"{leaf.dtype}{[*leaf.shape]}" for i, (name, leaf) in enumerate(named_leaves(weights))}
+    return {name: f"{leaf.dtype}{[*leaf.shape]}" for name, leaf in numbered(weights)}
 
 
 def _from_structure(settings: PythonSettings) -> Weights:
@@ -201,49 +199,34 @@ def _from_structure(settings: PythonSettings) -> Weights:
     try:
         nesting = settings.structure.removeprefix("PyTreeDef(").removesuffix(")").replace("*", "0")
         structure = jax.tree.structure(ast.literal_eval(nesting))
-        shapes = [
-            (np.dtype(dtype), json.loads(f"[{shape}"))
-            for dtype, _, shape in (text.partition("[") for text in settings.weights.values())
-        ]
-        weights = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in shapes])
+        texts = [text.partition("[") for text in settings.weights.values()]
+        shapes = [jax.ShapeDtypeStruct(json.loads(f"[{shape}"), np.dtype(dtype)) for dtype, _, shape in texts]
         if str(structure) == settings.structure:
-            return weights
+            return jax.tree.unflatten(structure, shapes)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         pass
-    raise RunFolderError(
-        "the weights are not nested dicts, lists and tuples; pass weights=, any weights of the same model"
-    )
+    remedy = "pass weights=, any weights of the same model"
+    raise RunFolderError(f"the weights are not nested dicts, lists and tuples; {remedy}")
 
 
 def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weights], Any, bytes]:
     """Return init, apply (or a potential) and the source of the network."""
     if network.module is None:
-        activations = {"output_activation": network.output_activation, "hidden_activation": network.hidden_activation}
-        made = feedforward(network.sizes, **activations)
+        made = feedforward(**network.model_dump(exclude={"module"}))
         return made.init, made.apply, b""
     file, _, name = network.module.rpartition(":")
     if not allow_code:
         why = "it names Python code, which is executed with all your rights"
         raise ValueError(f"module = {network.module!r}: {why}; read the file, then allow it with --allow-code")
-    if not (Path(file).is_file() and name.isidentifier()):
-        raise ValueError(f'module = {network.module!r}: no such file, or no name; write "my_model.py:make"')
     try:
         module = sys.modules[f"{__name__}.{Path(file).stem}"] = ModuleType(f"{__name__}.{Path(file).stem}")
         module.__file__ = file
         exec(compile(code := Path(file).read_bytes(), file, "exec"), module.__dict__)
         init, apply = getattr(module, name)()
     except Exception as error:
-        wanted = f"{name}() must return (init, apply) or (init, pl.Potential)"
+        wanted = 'write "my_model.py:make", where make() returns (init, apply) or (init, pl.Potential)'
         raise ValueError(f"module = {network.module!r}: {type(error).__name__}: {error}; {wanted}") from error
     return init, apply, code
-
-
-def _placement(settings: Settings, train: Dataset, weights: Weights) -> Placement:
-    num_chains, parts = settings.num_chains * len(settings.temperatures or [0.0]), settings.placement
-    given = (parts.chains, parts.data, parts.weights)
-    placement = Placement(*(n or 1 for n in given)) if any(given) else Placement.automatic(num_chains)
-    placement.check(num_chains, train.num_examples, weights)
-    return placement
 
 
 @contextmanager
@@ -262,29 +245,30 @@ def _data(task: Any) -> tuple[Dataset, Dataset | None]:
     if not isinstance(task, Files):
         splits = getattr(tasks, task.kind)(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
         return splits[0], splits[-1]
-    names = ("inputs", "targets", "test_inputs", "test_targets")
-    arrays = {name: _load(file) for name in names if (file := getattr(task, name)) is not None}
-    for name, array in arrays.items():
-        if isinstance(array, dict):
-            raise ValueError(f"{getattr(task, name)} is an .npz archive; give it as file, or give .npy files")
+    names = ["inputs", "targets", "test_inputs", "test_targets"]
     if task.file is not None:
         arrays = _load(task.file)
-        if not isinstance(arrays, dict) or not {"inputs", "targets"} <= set(arrays):
-            found = sorted(arrays) if isinstance(arrays, dict) else "one array without a name"
-            raise ValueError(f"{task.file} must have the arrays inputs and targets; it has {found}")
+        if not {"inputs", "targets"} <= set(arrays):
+            raise ValueError(f"{task.file} must have the arrays inputs and targets; it has {', '.join(arrays)}")
         if len(extra := {"test_inputs", "test_targets"} & set(arrays)) == 1:
             raise ValueError(f"{task.file} has the array {min(extra)}; give both arrays of a test set, or neither")
+    else:
+        files = {name: file for name in names if (file := getattr(task, name)) is not None}
+        loaded = {name: _load(file) for name, file in files.items()}
+        for name, found in loaded.items():
+            if NAMELESS not in found:
+                raise ValueError(f"{files[name]} is an .npz archive; give it as file, or give .npy files")
+        arrays = {name: found[NAMELESS] for name, found in loaded.items()}
     train = (StreamedDataset if task.stream else Dataset)(arrays["inputs"], arrays["targets"])
     return train, Dataset(arrays["test_inputs"], arrays["test_targets"]) if "test_inputs" in arrays else None
 
 
-def _load(file: str) -> Any:
-    """Return the array of a .npy file, which stays on disk, or the arrays of a .npz file."""
+def _load(file: str) -> dict[str, Any]:
+    """Return the arrays of a .npz file, or the array of a .npy file, which stays on disk, as `NAMELESS`."""
     try:
         with Path(file).open("rb") as stream:
             if stream.read(6) == b"\x93NUMPY":
-                return np.load(file, mmap_mode="r", allow_pickle=False)
-            stream.seek(0)
+                return {NAMELESS: np.load(file, mmap_mode="r", allow_pickle=False)}
             with zipfile.ZipFile(stream) as archive:
                 if (size := sum(entry.file_size for entry in archive.infolist())) > _memory():
                     raise ValueError(f"its arrays need {size / 1e9:.3g} GB, more than this machine has")

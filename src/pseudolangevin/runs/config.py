@@ -27,19 +27,13 @@ from ..apps.temperature import trained_starts
 from ..data import tasks
 from ..samplers import SAMPLERS
 from ..samplers.base import MAX_STEPS
-from .folder import MAX_BYTES
 
-MAX_RECORDS = 10_000_000
 PATHS = ("file", "inputs", "targets", "test_inputs", "test_targets", "folder", "module")
 EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "data.npz"}  # of required keys
 
 NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress", "validate_every", "patience")
-WORDS = (
-    "𝒱=gradient variance,𝒯=temperature ratio,γ=gamma,ω=omega,ρ=rho,λ=lambda,Σ=sum,√=sqrt,∇=grad,≤=<=,…=...,⁻=^-,→=->"
-)
-ASCII = str.maketrans(  # printed text has no other characters than these
-    dict(zip("·−×–⁺ᵏ¹⁴⟨⟩ξμδΔ≈", "*-x-+k14<>xmdd~", strict=True)) | dict(word.split("=", 1) for word in WORDS.split(","))
-)
+WORDS = "𝒱=gradient variance,𝒯=temperature ratio,γ=gamma,ω=omega,ρ=rho,λ=lambda,δ=d,√=sqrt,∇=grad,≤=<=,→=->,…=..."
+ASCII = str.maketrans(dict(word.split("=", 1) for word in f"{WORDS},·=*,−=-,×=x,–=-,⁻=^-,⁺=+,ᵏ=k,¹=1".split(",")))
 
 Count = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -51,9 +45,10 @@ class ConfigError(ValueError):
     """Error about a configuration that cannot be run, with one line for each problem."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Store the lines."""
-        self.lines = list(lines)
-        super().__init__("\n".join(self.lines))
+        """Join the lines."""
+        super().__init__("\n".join(lines))
+
+    lines = property(lambda self: str(self).split("\n"))
 
 
 class Section(BaseModel):
@@ -62,20 +57,18 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def section_of(
-    function: Callable[..., Any], tag: str, name: str, skip: Sequence[str] = (), **more: Any
-) -> type[Section]:
+def section_of(function: Callable[..., Any], tag: str, name: str, **more: Any) -> type[Section]:
     """Return a section with a key for each argument of a function or dataclass that TOML can express.
 
-    The key `tag` has the value `name`. Arguments in `skip` do not come from the file. `more` has defaults other than
-    those of the function, and definitions of keys that it does not have.
+    The key `tag` has the value `name`. `more` has defaults other than those of the function, and definitions of keys
+    that it does not have.
     """
     hints, text = get_type_hints(function), inspect.getdoc(function) or ""
     described = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
     fields: dict[str, Any] = {tag: (Literal[name], Field(name))}
     for key, parameter in inspect.signature(function).parameters.items():
         hint = Precision | None if key == "precision" else _toml_type(hints[key])
-        if hint is not None and key not in skip:
+        if hint is not None and key not in NOT_IN_FILES:
             default = more.pop(key, parameter.default)
             description = " ".join(described.get(key, "").split()).rstrip(".").translate(ASCII)
             fields[key] = (hint, Field(... if default is inspect.Parameter.empty else default, description=description))
@@ -97,9 +90,7 @@ class Files(Section):
     """Data from files."""
 
     kind: Literal["files"]
-    file: File | None = Field(
-        None, description=".npz file of `inputs` and `targets`; and, for a test set, `test_inputs` and `test_targets`"
-    )
+    file: File | None = Field(None, description=".npz file of `inputs`, `targets`, and maybe of a test set")
     inputs: File | None = Field(None, description=".npy file, one row per example (instead of `file`)")
     targets: File | None = Field(None, description=".npy file, one row per example (instead of `file`)")
     test_inputs: File | None = Field(None, description="optional test set, .npy file")
@@ -110,10 +101,8 @@ class Files(Section):
     def _one_source(self) -> Files:
         given = [name is not None for name in (self.inputs, self.targets, self.test_inputs, self.test_targets)]
         if given not in ([[False] * 4] if self.file else [[True, True, False, False], [True] * 4]):
-            pair = 'inputs = "x.npy" and targets = "y.npy"'
-            raise ValueError(
-                f'give either file = "data.npz", or {pair}; with both or neither of test_inputs, test_targets'
-            )
+            either = 'either file = "data.npz", or inputs = "x.npy" and targets = "y.npy"'
+            raise ValueError(f"give {either}; with both or neither of test_inputs, test_targets")
         if self.stream and self.file is not None:
             raise ValueError("stream = true needs inputs and targets as .npy files, not file")
         return self
@@ -185,82 +174,71 @@ def _seed(default: int, description: str) -> Any:
     return (Seed, Field(default, description=f"seed of {description}"))
 
 
+SPINS: dict[str, Any] = {"num_train": 55_800, "num_test": 10_044, "seed": _seed(6, "the data")}
+IMAGES: dict[str, Any] = {"seed": _seed(0, "the projection")}
+TRAINING: dict[str, Any] = {"num_steps": 2_000, "seed": _seed(0, "the weights and the training")}
 CHOICES: dict[str, dict[str, type[Section]]] = {
     "task": {
-        "spin_vectors": section_of(
-            tasks.spin_vectors, "kind", "spin_vectors", num_train=55_800, num_test=10_044, seed=_seed(6, "the data")
-        ),
-        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", seed=_seed(0, "the projection")),
-        "idx": section_of(tasks.idx, "kind", "idx", seed=_seed(0, "the projection")),
+        "spin_vectors": section_of(tasks.spin_vectors, "kind", "spin_vectors", **SPINS),
+        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", **IMAGES),
+        "idx": section_of(tasks.idx, "kind", "idx", **IMAGES),
         "files": Files,
     },
-    "sampler": {name: section_of(cls, "name", name, NOT_IN_FILES) for name, cls in SAMPLERS.items()},
+    "sampler": {name: section_of(cls, "name", name) for name, cls in SAMPLERS.items()},
     "start": {
-        "adam": section_of(
-            trained_starts, "kind", "adam", NOT_IN_FILES, num_steps=2_000, seed=_seed(0, "the weights and the training")
-        ),
+        "adam": section_of(trained_starts, "kind", "adam", **TRAINING),
         "random": RandomStart,
         "file": FileStart,
     },
 }  # alternatives of sections; the first one is the default
-
-
-def _tag(section: str) -> str:
-    return "name" if section == "sampler" else "kind"
+TAGS = {"task": "kind", "sampler": "name", "start": "kind"}  # keys that name the alternative
 
 
 def _one_of(section: str) -> Any:
-    return Annotated[Union[tuple(CHOICES[section].values())], Field(discriminator=_tag(section))]  # noqa: UP007
+    return Annotated[Union[tuple(CHOICES[section].values())], Field(discriminator=TAGS[section])]  # noqa: UP007
 
 
-class Settings(Section):
-    """All settings of a run."""
+class Chains(Section):
+    """The chains and their lengths."""
 
     temperatures: list[float] | None = Field(None, description="T of each group of chains, all different")
     num_chains: Count = Field(2, description="independent chains at each temperature")
     num_steps: Count = Field(600_000, description="steps of every chain")
     record_every: Count | None = Field(
-        None, description="steps between records, which visit all examples; unset: 400 records, fewer in short runs"
+        None, description="steps between records, which visit all examples; unset: 100 to 400 records"
     )
+
+
+class Settings(Chains):
+    """All settings of a run."""
+
     seed: Seed = Field(0, description="seed of the dynamics")
     task: _one_of("task") = Field(description="the data")  # type: ignore[valid-type]
-    network: Network = Field(Network.model_validate({}), description="the network")
-    potential: PotentialSettings = Field(
-        PotentialSettings.model_validate({}), description="U of the distribution exp(-U/T)"
-    )
+    network: Network = Field(description="the network")
+    potential: PotentialSettings = Field(description="U of the distribution exp(-U/T)")
     sampler: _one_of("sampler") = Field(description="the method")  # type: ignore[valid-type]
     start: _one_of("start") = Field(description="the weights at step 0")  # type: ignore[valid-type]
-    recording: Recording = Field(Recording.model_validate({}), description="what is written, and how often")
-    placement: Devices = Field(Devices.model_validate({}), description="the devices")
+    recording: Recording = Field(description="what is written, and how often")
+    placement: Devices = Field(description="the devices")
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Fill in the default alternative of sections, the temperatures, and the interval between records."""
-        data = {section: {} for section in CHOICES} | data
+        """Fill in sections, their default alternatives, and the temperatures."""
+        data = {section: {} for section, field in cls.model_fields.items() if field.is_required()} | data
         for section, choices in CHOICES.items():
             if isinstance(data[section], dict):
-                data[section] = {_tag(section): next(iter(choices))} | data[section]
+                data[section] = {TAGS[section]: next(iter(choices))} | data[section]
         name = data["sampler"]["name"] if isinstance(data["sampler"], dict) else ""
         if name in [*SAMPLERS] and SAMPLERS[name].uses_temperature:
             data.setdefault("temperatures", [1e-5, 3e-5])
         return data
 
-    @model_validator(mode="after")
-    def _has_records(self) -> Settings:
-        if not 1 <= (records := self.num_steps // (self.record_every or self.num_steps)) <= MAX_RECORDS:
-            given = f"num_steps = {self.num_steps} with record_every = {self.record_every}"
-            raise ValueError(f"{given} gives {records} records; choose 1 to {MAX_RECORDS}")
-        return self
 
-
-class PythonSettings(Section):
+class PythonSettings(Chains):
     """Settings of a run that Python started: a description, since its model is code."""
 
     made_by: Literal["python"] = Field("python", description="continue with pl.resume(DIR, sampler, num_steps=...)")
-    temperatures: list[float] | None = Field(None, description="T of each group of chains")
-    num_chains: Count = Field(description="independent chains at each temperature")
-    num_steps: Count = Field(description="steps of every chain")
     record_every: Count = Field(description="steps between records")
     structure: str = Field(description="nesting of the weights; empty if it is not one of dicts, lists and tuples")
     sampler: dict[str, Any] = Field(description="the method")
@@ -269,10 +247,8 @@ class PythonSettings(Section):
 
 
 def read(path: Path, overrides: Sequence[str] = (), *, to_edit: bool = False) -> Settings:
-    """Return the settings of a TOML file, with `key=value` overrides; `to_edit` as in `parse`."""
+    """Return the settings of a TOML file; see `parse`."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError([f"{path} is larger than {MAX_BYTES} bytes; give a TOML configuration"])
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8"]) from None
@@ -289,11 +265,9 @@ def parse(
     folder: Path | None = None,
     to_edit: bool = False,
 ) -> Any:
-    """Return the settings of a TOML text, with overrides; relative paths in it are relative to `folder`.
+    """Return the settings of a TOML text, with `key=value` overrides; relative paths are relative to `folder`.
 
-    Without `to_edit`, an interval between records that is not given gets its default, at most 15 000 steps, and more
-    than for 400 records in short runs, in which records would take longer than steps. With it, required keys that are
-    missing get an example.
+    With `to_edit`, required keys that are missing get an example.
     """
     try:
         data = tomllib.loads(text)
@@ -303,19 +277,14 @@ def parse(
         raise ConfigError([f"{source} is not valid TOML: {why}; {remedy}"]) from None
     for override in overrides:
         _override(data, override)
-    tables = [data.get(section) for section in ("task", "start", "network")]
-    for table, key in itertools.product([table for table in tables if isinstance(table, dict)], PATHS):
-        if folder is not None and isinstance(table.get(key), str) and table[key]:
+    for section, key in itertools.product(("task", "start", "network"), PATHS):
+        table = data.get(section)
+        if folder is not None and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             table[key] = str(folder / os.path.expanduser(table[key]))  # an unknown ~user stays as it is
-    settings = _validated(data, to_edit)
-    if to_edit or settings.record_every is not None:
-        return settings
-    every = max(settings.num_steps // 400, min(250, settings.num_steps // 40))
-    return settings.model_copy(update={"record_every": max(1, min(15_000, every))})
+    return _validated(data, to_edit)
 
 
 def _validated(data: dict[str, Any], to_edit: bool) -> Any:
-    """Return the settings, with examples for required keys in a configuration to edit; raise for what is wrong."""
     model = PythonSettings if data.get("made_by") == "python" else Settings
     try:
         return model.model_validate(data)
@@ -351,29 +320,31 @@ def _override(data: dict[str, Any], override: str) -> None:
 def _explain(problem: Any, model: type[Section]) -> str:
     """Return one line for an error of pydantic: the key, the value, why, and the meaning of the key."""
     loc, kind, value = list(problem["loc"]), problem["type"], problem["input"]
+    choice = str(loc.pop(1)) if len(loc) > 1 and loc[0] in CHOICES else ""
     fields: dict[str, Any] = model.model_fields
-    choice = str(loc.pop(1)) if loc and loc[0] in CHOICES and len(loc) > 1 else ""
-    sections = CHOICES | {n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")}
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    sections: dict[str, Any] = CHOICES | {
+        n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")
+    }
+    key = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, loc)))
     if kind == "extra_forbidden":
         known = [name for name in fields if name not in sections]
         known += [f"{name}.{k}" for name, models in sections.items() for m in models.values() for k in m.model_fields]
         if key in known:
-            return f"{key}: not a setting of {_tag(loc[0])} = {choice!r}; remove it, or choose another {_tag(loc[0])}"
+            return f"{key}: not a setting of {TAGS[loc[0]]} = {choice!r}; remove it, or choose another {TAGS[loc[0]]}"
         if isinstance(value, dict) and len(loc) == 1:
             return f"[{key}]: unknown section; {_hint(key, sections)}"
         return f"{key} = {_short(value)}: unknown key; {_hint(key, known)}"
-    why = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    if len(loc) > 1:
-        fields = getattr(sections.get(loc[0], {}).get(choice), "model_fields", {})
-    field = fields.get([part for part in loc if isinstance(part, str)][-1]) if loc else None
+    owner = sections.get(loc[0], {}).get(choice, model) if len(loc) > 1 else model
+    names = [part for part in loc if isinstance(part, str)]
+    field = owner.model_fields.get(names[-1]) if names else None
     meaning = f"; it is: {field.description}" if field and field.description else ""
+    why = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
     if kind == "missing":
         return f"{key} is missing{meaning}"
     if kind == "value_error" and isinstance(value, dict | Section):
         return f"{key}: {why}".removeprefix(": ")
     if kind == "union_tag_invalid":
-        key, value, meaning = f"{key}.{_tag(key)}", value[_tag(key)], ""
+        key, value, meaning = f"{key}.{TAGS[key]}", value[TAGS[key]], ""
         why = f"unknown; {_hint(str(value), CHOICES[loc[0]])}"
     elif "dictionary" in why:
         why = "must be a table: write it under its own [header]"
@@ -406,19 +377,19 @@ def to_toml(settings: Settings | PythonSettings) -> str:
         value = getattr(settings, name)
         if isinstance(value, dict | Section):
             tables += ["", f"[{name}]  # {field.description}"]
-            for key, item in value.items() if isinstance(value, dict) else value:
-                inner = None if isinstance(value, dict) else type(value).model_fields[key]
-                tagged = inner is not None and name in CHOICES and key == _tag(name)
-                tables += _entry(_toml(key) if inner is None else key, item, inner, CHOICES[name] if tagged else None)
+        if isinstance(value, Section):
+            for key, item in value:
+                choices = CHOICES[name] if name in CHOICES and key == TAGS[name] else ()
+                tables += _entry(key, item, type(value).model_fields[key], choices)
+        elif isinstance(value, dict):  # of a run that Python started
+            tables += [f"{_toml(key)} = {_toml(item)}" for key, item in value.items()]
         else:
             lines += _entry(name, value, field)
     return "\n".join(lines + tables) + "\n"
 
 
-def _entry(name: str, value: Any, field: Any, choices: Iterable[str] | None = None) -> list[str]:
+def _entry(name: str, value: Any, field: Any, choices: Iterable[str] = ()) -> list[str]:
     text = f"# {name} =" if value is None else f"{name} = {_toml(value)}"
-    if field is None:  # of a run that Python started, which says what it has
-        return [] if value is None else [text]
     hints = [field.annotation, *get_args(field.annotation)]
     choices = choices or [value for hint in hints if get_origin(hint) is Literal for value in get_args(hint)]
     comment = "; ".join(filter(None, [f"one of {', '.join(choices)}" if choices else "", field.description]))

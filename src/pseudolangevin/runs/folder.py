@@ -104,9 +104,8 @@ def check_own(path: Path, is_right_kind: Any = stat.S_ISREG) -> bool:
     except FileNotFoundError:
         return False
     if not is_right_kind(mode):
-        what = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "not a plain file"
-        wanted = "plain files" if is_right_kind is stat.S_ISREG else "a folder there"
-        raise RunFolderError(f"{path} is {what}, and runs make {wanted}; move it away, then try again")
+        what = "a symbolic link" if stat.S_ISLNK(mode) else "of another kind than what runs make"
+        raise RunFolderError(f"{path} is {what}; move it away, then try again")
     return True
 
 
@@ -122,12 +121,22 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file of the run."""
-    with os.fdopen(open_own(path), "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise RunFolderError(f"{path} is larger than {MAX_BYTES} bytes; restore it from a copy")
-    return content.decode()
+    """Return the text of a file of the run; raise if it is missing or damaged."""
+    try:
+        with os.fdopen(open_own(path), "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise damaged(path, f"it is larger than {MAX_BYTES} bytes")
+        return content.decode()
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
+    except UnicodeDecodeError as error:
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, why: Exception | str) -> RunFolderError:
+    """Return an error about a damaged file, in one line."""
+    return RunFolderError(f"{path} is damaged ({' '.join(str(why).split())[:160]}); restore it from a copy")
 
 
 def sync(folder: Path) -> None:
@@ -168,16 +177,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the run folder; raise if it is missing or damaged."""
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
-    except RunFolderError:
-        raise
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path} is damaged ({' '.join(str(error).split())}); restore it from a copy") from None
+        raise damaged(path, error) from None
     if not isinstance(value, dict):
-        raise RunFolderError(f"{path} is damaged (not a JSON object); restore it from a copy")
+        raise damaged(path, "not a JSON object")
     return value
 
 
@@ -185,7 +191,7 @@ def read_or_empty(path: Path) -> dict[str, Any]:
     """Return the content of a .json or .toml file that may be missing or incomplete: an empty dict in that case."""
     try:
         return tomllib.loads(read_text(path)) if path.suffix == ".toml" else read_json(path)
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
 
 
@@ -211,33 +217,30 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
     The lock is an advisory `flock`, which the system releases when its holder ends, however it ends. The text of the
     file names the holder: text without a lock is that of a process that was killed.
     """
-    descriptor = open_own(folder.lock, os.O_RDWR | os.O_CREAT)
-    try:
+    with os.fdopen(open_own(folder.lock, os.O_RDWR | os.O_CREAT), "rb+", buffering=0) as file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = _holder(descriptor)[1]
+            holder = _holder(file)[1]
             raise RunFolderError(f"{folder.path} is in use by {holder}; wait for it to end, or stop it") from None
-        host, holder = _holder(descriptor)
+        host, holder = _holder(file)
         if host not in (None, socket.gethostname()):
             # The file system may not share locks between machines, so text of another machine counts as a lock.
             remedy = f"wait for it, or, if that process has ended, delete {folder.lock}"
             raise RunFolderError(f"{folder.path} is locked by {holder}; {remedy}")
         here = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(here).encode(), 0)
+        file.truncate(0)
+        os.pwrite(file.fileno(), json.dumps(here).encode(), 0)
         try:
             yield f"took over the stale lock of {holder}" if host else None
         finally:
-            os.ftruncate(descriptor, 0)
-    finally:
-        os.close(descriptor)
+            file.truncate(0)
 
 
-def _holder(descriptor: int) -> tuple[str | None, str]:
+def _holder(file: Any) -> tuple[str | None, str]:
     """Return the host (None if the text is empty or incomplete) and a description of the process in a lock file."""
     try:
-        text = json.loads(os.pread(descriptor, 4096, 0))
+        text = json.loads(os.pread(file.fileno(), 4096, 0))
         words = [ascii(text.get(key))[:80].strip("'") for key in ("pid", "host", "started")]
         return str(text["host"]), "process {} on {} (since {})".format(*words)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -49,16 +49,13 @@ FEW_SAMPLES = 20  # effective samples below which an average is drawn as a hollo
 
 
 class Charts:
-    """Charts of one trace: each method draws one variable into given axes.
-
-    Args:
-        trace: records with dimensions (temperature, chain, draw), as `sample` returns them.
-        discard: share of the records that averages leave out.
-        internal: names of the variables that describe the sampler; the others are observables of the weights.
-    """
+    """Charts of one trace: each method draws one variable into given axes."""
 
     def __init__(self, trace: xr.Dataset, discard: float, internal: Collection[str] = ()) -> None:
-        """Select what is drawn, express temperatures in units of T, and average the observables."""
+        """Express temperatures in units of T, and average over all but the share `discard` of the records.
+
+        Variables whose names are `internal` describe the sampler; the others are observables of the weights.
+        """
         trace = trace.transpose("temperature", "chain", "draw", ...)
         self.groups: dict[str, list[str]] = {"observables": [], "temperatures": [], "sampler": []}
         for name in in_order(trace):
@@ -144,9 +141,7 @@ def _logarithmic(axis: Any, values: np.ndarray) -> None:
 def summary_figure(trace: xr.Dataset, *, discard: float = DEFAULT_DISCARD) -> Figure:
     """Return a picture of loss, |w|² and error: averages against temperature (as in Fig. 3d), above their traces.
 
-    Args:
-        trace: records, as `sample` returns them.
-        discard: share of the records that averages leave out; it is shaded in the traces.
+    Averages leave out the share `discard` of the records, which is shaded in the traces.
     """
     charts = Charts(trace, discard)
     names = [name for name in ("loss", "squared_norm", "error") if name in charts.averages]
@@ -162,11 +157,11 @@ def summary_figure(trace: xr.Dataset, *, discard: float = DEFAULT_DISCARD) -> Fi
     return figure
 
 
-def number(value: float, digits: int = 4) -> str:
+def number(value: float) -> str:
     """Return a number as text for the page: 3×10⁻⁵, 0.25, 11 160."""
     if float(value).is_integer() and 1e4 <= abs(value) < 1e9:
         return f"{int(value):,}".replace(",", "\u202f")
-    return pretty(f"{value:.{digits}g}") if math.isfinite(value) else "—"
+    return pretty(f"{value:.4g}") if math.isfinite(value) else "—"
 
 
 def pretty(text: str) -> str:
@@ -204,29 +199,26 @@ def _svg(draw: Callable[[Axes, Any], None], what: Any, identity: str, variables:
 def report_html(result: Result, certificate: Certificate | None = None, facts: Mapping[str, Any] | None = None) -> str:
     """Return a self-contained page about a run with at least one record.
 
-    Args:
-        result: from `sample` or `load`.
-        certificate: certificate of the result, if there is one.
-        facts: what else is known, all optional: `name`, `config` (nested settings), `provenance` (as in a run folder),
-            `seconds` of sampling, and `reason` (why there is no certificate).
+    What else is known are optional `facts`: `name`, `config` (nested settings), `provenance` (as in a run folder), and
+    `reason` (why there is no certificate).
     """
     facts = {"name": "run", "config": {}, "provenance": {}, "reason": "No certificate was computed.", **(facts or {})}
     discard = DEFAULT_DISCARD if certificate is None else certificate.burn_in
     state = jax.tree.map(lambda leaf: leaf[0], result.states)
     internal = () if state is None else jax.eval_shape(result.sampler.measure, state, state.weights)
     charts = Charts(result.trace, discard, internal)
-    environment = jinja2.Environment(loader=jinja2.FunctionLoader(_resource), autoescape=True, trim_blocks=True)
-    environment.filters |= {"number": number, "pretty": pretty}
+    loader = jinja2.PackageLoader(__package__ or "", "")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    environment.filters["number"] = number
     return environment.get_template("report.html").render(
         facts,
         certificate=certificate,
         charts=charts,
         few=FEW_SAMPLES,
-        key_numbers=_key_numbers(result, facts.get("seconds", 0.0)),
+        key_numbers=_key_numbers(result),
         notices=_notices(result.trace),
         plus_minus=lambda value, error: pretty(plus_minus(value, error)),
         sections=_sections(charts),
-        style=Markup(_resource("report.css")),
         themes={theme: ramp(theme, len(charts.colors)) for theme in RAMPS},
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -237,21 +229,14 @@ def write_report(
 ) -> Path:
     """Write `report.html` of a run, finished or not, and return its path; without a certificate if it cannot be loaded.
 
-    Args:
-        path: the run folder.
-        certificate: certificate of the run, where it was just computed; default: it is computed.
-        result: result of the run, where it was just computed; default: it is loaded.
-        allow_code: execute the Python file that `network.module` names.
-
-    Example:
-        >>> write_report("runs/first")  # doctest: +SKIP
-        PosixPath('runs/first/report.html')
+    The run is loaded, and its certificate computed, unless they are given. With `allow_code`, the Python file that
+    `network.module` names is executed.
     """
     folder = RunFolder.existing(path)
     trace = read_trace(path, last=1)
     if trace is None or trace.sizes["draw"] == 0:
         raise RunFolderError(f"{path} has no records yet; continue it with `pseudolangevin resume {path}`")
-    facts: dict[str, Any] = {"name": folder.path.resolve().name, "seconds": float(trace["seconds"].values[-1])}
+    facts: dict[str, Any] = {"name": folder.path.resolve().name}
     facts |= {"config": read_or_empty(folder.config), "provenance": read_or_empty(folder.provenance)}
     try:
         result = load(path, allow_code=allow_code) if result is None else result
@@ -259,14 +244,11 @@ def write_report(
     except Exception as error:  # the page is useful without a certificate, and states the reason
         facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
     if result is None:
-        result = Result(read_trace(path) or trace, {}, None, None, None)  # type: ignore[arg-type]
+        seconds = float(trace["seconds"].values[-1])
+        result = Result(read_trace(path) or trace, {}, None, None, None, seconds)  # type: ignore[arg-type]
     page = folder.path / "report.html"
     write_atomically(page, report_html(result, certificate=certificate, facts=facts))
     return page
-
-
-def _resource(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _sections(charts: Charts) -> dict[str, list[dict[str, Any]]]:
@@ -290,17 +272,19 @@ def _sections(charts: Charts) -> dict[str, list[dict[str, Any]]]:
     return sections | {"averages": figures(scalars, charts.draw_average)}
 
 
-def _key_numbers(result: Result, seconds: float) -> dict[str, str]:
+def _key_numbers(result: Result) -> dict[str, str]:
     """Return names and values of the numbers at the top of the page."""
-    sizes, steps = result.trace.sizes, int(result.trace["step"].values[-1])
+    sizes, steps, seconds = result.trace.sizes, int(result.trace["step"].values[-1]), result.seconds
     ends = [number(float(end(result.trace["temperature"].values))) for end in (np.min, np.max)]
-    numbers = {"sampler": result.sampler.name.replace("_", " ")} if result.sampler else {}
-    numbers |= {"weights N": number(result.num_weights)} if result.sampler else {}
-    numbers |= {"temperature T": " – ".join(dict.fromkeys(ends))} if ends[1] != "0" else {}
+    numbers = {}
+    if result.sampler:
+        numbers = {"sampler": result.sampler.name.replace("_", " "), "weights N": number(result.num_weights)}
+    if ends[1] != "0":
+        numbers["temperature T"] = " – ".join(dict.fromkeys(ends))
     numbers["chains"] = " × ".join(str(sizes[name]) for name in ("temperature", "chain") if sizes[name] > 1) or "1"
     numbers |= {"steps": number(steps), "records": number(sizes["draw"])}
     if seconds > 0:
-        numbers |= {"steps/s": number(steps / seconds, 3), "time": str(timedelta(seconds=round(seconds)))}
+        numbers |= {"steps/s": number(float(f"{steps / seconds:.3g}")), "time": str(timedelta(seconds=round(seconds)))}
     return numbers
 
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module, util
@@ -36,13 +36,12 @@ from .build import Experiment, build, check_chains, naming, python_settings
 from .config import PATHS, ConfigError, PythonSettings, Settings
 from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, read_text
 from .folder import write_atomically as write
-from .store import Checkpoint, CheckpointError, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
+from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 CHANGEABLE = (
-    "num_steps",
-    "record_every",
+    *("num_steps", "record_every"),
     *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
-    *(f"placement.{key}" for key in ("chains", "data", "weights")),
+    *(f"placement.{key}" for key in config.Devices.model_fields),
 )  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
 FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
@@ -61,7 +60,7 @@ class Outcome:
     interrupted: bool
     stopped_chains: int = 0  # chains that broke down: not finite, or without noise
     seconds: float = 0.0  # of sampling, in all sessions
-    notes: tuple[str, ...] = ()  # what a person should know: a stale lock that was taken over, a damaged checkpoint
+    notes: Sequence[str] = ()  # what a person should know: a stale lock that was taken over, a damaged checkpoint
     first_step: int = 0  # step at which the session began
 
     @property
@@ -75,15 +74,8 @@ def start(settings: Settings, path: str | Path, *, allow_code: bool = False, **o
     with stop_on_signals() as stop_asked:  # from now on: an exception out of JAX's compiler may end the process badly
         with hosts.together():
             experiment = build(settings, allow_code=allow_code)
-        return _begin(experiment, path, stop_asked, **options)
-
-
-def _begin(experiment: Experiment, path: str | Path, stop_asked: Callable[[], bool], **options: Any) -> Outcome:
-    folder = RunFolder.at(path)
-    with disk_errors(folder):
-        _in_first(folder.make)
-    with _session(folder, stop_asked, **options) as session:
-        return session.begin(experiment)
+        with _session(RunFolder.at(path), stop_asked, new=True, **options) as session:
+            return session.begin(experiment)
 
 
 def _in_first(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -119,7 +111,8 @@ def sample(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapp
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
         check_chains(run, one)
         experiment = Experiment(python_settings(run, one, **lengths), run, one, states=states)
-        outcome = _begin(experiment, path, stop_asked, **more)
+        with _session(RunFolder.at(path), stop_asked, new=True, **more) as session:
+            outcome = session.begin(experiment)
     return _finish(outcome, sampler=run.sampler, weights=one)
 
 
@@ -141,21 +134,15 @@ def resume(
 ) -> Result:
     """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
 
+    An error is raised if the settings of the sampler, the data, the structure of the weights or the recorded energies
+    are not those of the run. `test`, `observables`, `chunk_size`, `placement`, `on_record`, `max_seconds` and
+    `progress` are as in `sample`; the others as in `load`.
+
     Args:
         path: the run folder.
-        sampler: the sampler, as in `sample`; None for a run that a configuration describes. An error is raised if its
-            settings, the data, the structure of the weights or the recorded energies are not those of the run.
+        sampler: the sampler, as in `sample`; None for a run that a configuration describes.
         num_steps: total number of steps, to extend a run.
         record_every: steps between records from now on.
-        weights: any weights of the model; needed if they are not nested dicts, lists and tuples.
-        test: as in `sample`; so are `observables`, `chunk_size`, `placement`, `on_record`, `max_seconds`, `progress`.
-        observables: see `sample`.
-        chunk_size: see `sample`.
-        placement: see `sample`.
-        on_record: see `sample`.
-        max_seconds: see `sample`.
-        progress: see `sample`.
-        allow_code: execute the Python file that the configuration names as `network.module`.
     """
     changes = []
     for name, value in (("num_steps", num_steps), ("record_every", record_every)):
@@ -191,7 +178,6 @@ def load(
     path: str | Path,
     sampler: Sampler | None = None,
     *,
-    samples: bool = True,
     num_records: int | None = None,
     weights: Weights | None = None,
     allow_code: bool = False,
@@ -203,7 +189,6 @@ def load(
     Args:
         path: the run folder.
         sampler: the sampler of a run that Python started; None for a run that a configuration describes.
-        samples: also read the kept weights into memory.
         num_records: number of first records to read, for example those before a damaged one; default: all.
         weights: any weights of the model; needed if they are not nested dicts, lists and tuples.
         allow_code: execute the Python file that the configuration names as `network.module`.
@@ -217,20 +202,19 @@ def load(
     if isinstance(settings, Settings):
         settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
     experiment = build(settings, check_start=False, sampler=sampler, weights=weights, allow_code=allow_code)
-    run = experiment.run
-    at, states, notes, header, trace, kept = _restore(folder, experiment, num_records, samples=samples)
+    at, states, notes, header, trace, kept = _restore(folder, experiment, _hashes(experiment), num_records)
     if num_records is None and not notes and at.step < max(trace["step"], default=0):
         why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
         notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    dataset = to_dataset(header, trace).assign_attrs(record_every=settings.record_every)
-    seconds = float(dataset["seconds"][-1]) if dataset.sizes["draw"] else math.nan
-    dataset = dataset.drop_vars("seconds")
-    draws = None
+    every, draws = experiment.settings.record_every, None
+    dataset = to_dataset(header, trace).assign_attrs(record_every=every).drop_vars("seconds")
+    seconds = float(trace["seconds"][-1]) if dataset.sizes["draw"] else math.nan
     if kept:
         draws = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), kept)
         dataset.attrs["keep_weights_every"] = settings.recording.keep_weights_every
+    run = experiment.run
     return replace(run.result(run.put(states), [], every=1), trace=dataset, samples=draws, seconds=seconds)
 
 
@@ -241,8 +225,7 @@ class _Session:
     folder: RunFolder
     notes: list[str]
     stop_asked: Callable[[], bool]
-    command: Sequence[str] | None = None
-    """Command that provenance.json names; default: that of this process."""
+    command: Sequence[str] | None = None  # that provenance.json names; default: that of this process
     progress: bool | None = None
     on_record: Callable[[Record], None] | None = None
     max_seconds: float | None = None
@@ -264,7 +247,7 @@ class _Session:
         if isinstance(settings, Settings):
             try:
                 weights = experiment.starting_weights(self._stop, self.progress if hosts.is_first() else False)
-            except _StopAskedError:
+            except KeyboardInterrupt:
                 self.log("interrupted before the first step")
                 return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
             with naming("start"):
@@ -274,15 +257,15 @@ class _Session:
 
     def _stop(self) -> None:
         if self.stop_asked():
-            raise _StopAskedError
+            raise KeyboardInterrupt
 
     def resume(self, changes: Sequence[str], how: Mapping[str, Any]) -> Outcome:
         """Sample from the newest valid checkpoint on, or from the first step if there is none yet."""
         folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
-            settings = _settings(folder, changes)
             begun = folder.trace.exists()
-            experiment = build(settings, check_start=not begun, **how)
+            experiment = build(_settings(folder, changes), check_start=not begun, **how)
+            settings = experiment.settings
             hashes = _check_unchanged(folder, experiment)
             if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
                 raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
@@ -290,10 +273,11 @@ class _Session:
             self.log("resumed before the first record: beginning again")
             return self.begin(experiment)
         with hosts.together():
-            at, states, damage, *_ = _restore(folder, experiment, hashes=hashes)
+            at, states, damage, _, trace, _ = _restore(folder, experiment, hashes, resuming=True)
             self.notes += damage
         states = experiment.run.put(states)
-        _check_energies(folder, experiment.run, states, at)
+        if at.records and trace["step"][at.records - 1] == at.step:
+            _check_energies(folder, experiment.run, states, trace["potential"][at.records - 1])
         for line in self.notes:
             self.log(line)
         if at.step < settings.num_steps:
@@ -341,19 +325,19 @@ class _Session:
         how = "interrupted" if interrupted else "ended"
         self.log(f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
         ended = (last.step, settings.num_steps, interrupted, stopped, seconds)
-        return Outcome(self.folder.path, *ended, tuple(self.notes), at.step)
-
-
-class _StopAskedError(Exception):
-    """A stop was requested while the start was trained."""
+        return Outcome(self.folder.path, *ended, self.notes, at.step)
 
 
 @contextmanager
-def _session(folder: RunFolder, stop_asked: Callable[[], bool], **options: Any) -> Iterator[_Session]:
-    """Lock the folder, and log warnings."""
+def _session(
+    folder: RunFolder, stop_asked: Callable[[], bool], *, new: bool = False, **options: Any
+) -> Iterator[_Session]:
+    """Make the folder if it is `new`, lock it, and log warnings."""
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(disk_errors(folder))
+        if new:
+            _in_first(folder.make)
         with hosts.together():
             if hosts.is_first() and (note := stack.enter_context(locked(folder))):
                 notes.append(note)
@@ -370,22 +354,16 @@ def _session(folder: RunFolder, stop_asked: Callable[[], bool], **options: Any) 
 
 
 def _restore(
-    folder: RunFolder,
-    experiment: Experiment,
-    num_records: int | None = None,
-    *,
-    hashes: Mapping[str, str] | None = None,
-    samples: bool = True,
+    folder: RunFolder, experiment: Experiment, hashes: Any, num_records: int | None = None, resuming: bool = False
 ) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
     """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
 
-    A damaged record before the checkpoint is an error. A run that is resumed, with its `hashes`, goes back to a
-    checkpoint before the damage instead. With `num_records`, only these records count.
+    A damaged record before the checkpoint is an error. A run that is resumed goes back to a checkpoint before the
+    damage instead. With `num_records`, only these records count.
     """
-    checkpoints, notes, error, at = Checkpoints(folder.checkpoints), list[str](), "there is none", None
+    checkpoints, notes, error = Checkpoints(folder.checkpoints), list[str](), "there is none"
     steps = checkpoints.steps()  # before the records, since a run writes them before
-    resuming, shapes = hashes is not None, experiment.run.abstract_states(experiment.weights_shape)
-    hashes = hashes or _hashes(experiment)
+    shapes = experiment.run.abstract_states(experiment.weights_shape)
     wanted = headers(experiment.run, shapes, hashes, experiment.settings.recording.weights_dtype)
     # Without the test set and own observables, the trace of a run that Python started may have more fields.
     expected = None if isinstance(experiment.settings, PythonSettings) and not resuming else wanted[0]
@@ -393,24 +371,25 @@ def _restore(
         if trace.header.about.get("run") != hashes:
             raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
         values, records = trace.read(0, num_records)
-        draws, num_kept = kept.read(0, None if samples else 0)
-        files = [(trace, records, "records")] + ([(kept, num_kept, "kept")] if samples else [])
-        for step in reversed(steps):
-            try:
-                at, states = checkpoints.restore(step, shapes, hashes)
-                bad = [_damage(file, valid, getattr(at, name)) for file, valid, name in files if num_records is None]
-                if not any(bad):
-                    break
-                at, error = None, next(filter(None, bad))
-                if not resuming:
-                    raise RunFolderError(f"{error}; pl.load(DIR, num_records=N) reads the records before it")
-            except CheckpointError as failure:
-                error = str(failure)
-            notes.append(f"{error}; falling back to the checkpoint before")
-        if at is None:
-            remedy = "restore the folder from a copy, or sample again into a new one"
-            raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
-        notes += filter(None, [_damage(*pair[:2], pair[0].recorded) for pair in files if num_records is None])
+        draws, num_kept = kept.read()
+    files = ((trace, records), (kept, num_kept)) if num_records is None else ()
+    for step in reversed(steps):
+        try:
+            at, states = checkpoints.restore(step, shapes, hashes)
+        except RunFolderError as failure:
+            error = str(failure).partition("; ")[0]
+        else:
+            damage = _damage(files, (at.records, at.kept))
+            if not damage:
+                break
+            error = damage[0]
+            if not resuming:
+                raise RunFolderError(f"{error}; pl.load(DIR, num_records=N) reads the records before it")
+        notes.append(f"{error}; falling back to the checkpoint before")
+    else:
+        remedy = "restore the folder from a copy, or sample again into a new one"
+        raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
+    notes += _damage(files, (trace.recorded, kept.recorded))
     if num_records is not None:
         last = values["step"][-1] if records else 0
         draws = {name: array[: np.searchsorted(draws["step"], last, "right")] for name, array in draws.items()}
@@ -418,19 +397,17 @@ def _restore(
     return at, states, notes, trace.header, values, tensors
 
 
-def _damage(file: RecordFile, valid: int, needed: int) -> str | None:
-    """Return which of the records that are needed is the first bad one."""
-    why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {needed}"
-    return f"{file.path}: record {valid} is damaged ({why})" if valid < needed else None
+def _damage(files: Iterable[tuple[RecordFile, int]], needed: Iterable[int]) -> list[str]:
+    """Return the first bad record of every file in which one of the records that are needed is bad."""
+    found = []
+    for (file, valid), number in zip(files, needed, strict=False):
+        why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {number}"
+        found += [f"{file.path}: record {valid} is damaged ({why})"] if valid < number else []
+    return found
 
 
-def _check_energies(folder: RunFolder, run: Run, states: Any, at: Checkpoint) -> None:
+def _check_energies(folder: RunFolder, run: Run, states: Any, recorded: np.ndarray) -> None:
     """Raise unless the potential, which may be code, gives the energies that were recorded at the checkpoint."""
-    with RecordFile(folder.trace) as file:
-        last, _ = file.read(max(0, at.records - 1), at.records)
-    if not at.records or last["step"][0] != at.step:
-        return
-    recorded = last["potential"][0]
     found = run.split(run.observe(states)["potential"])
     if not np.allclose(found[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
         why = f"U = {found.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
@@ -443,15 +420,11 @@ def _settings(folder: RunFolder, changes: Sequence[str] = ()) -> Any:
         key = change.partition("=")[0].strip()
         if key not in FREE:
             raise ConfigError([f"--set {change}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
+    text = read_text(folder.config)
     try:
-        text, place = read_text(folder.config), folder.path.resolve()
-        settings = config.parse(text, source="the file", folder=place)
+        settings = config.parse(text, changes, source="the file", folder=folder.path.resolve())
     except ConfigError as error:
         raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{folder.config} is not UTF-8 text (byte {error.start}); restore it from a copy"]) from None
-    if changes:
-        settings = config.parse(text, changes, folder=place)
     done = Checkpoints(folder.checkpoints).steps() if changes else []
     if done and settings.num_steps < done[-1]:
         given = f"num_steps = {settings.num_steps}"
@@ -488,10 +461,10 @@ def _check_unchanged(folder: RunFolder, experiment: Experiment) -> dict[str, str
         noted = read_json(folder.provenance)
         if noted.get("settings_sha256") != hashes["settings_sha256"]:
             raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
-        found = {"data": hashes["data_sha256"], "test": _hash_of(experiment.run.test)}
-        for what, name in (("data", "data are"), ("test", "test set is")):
-            if noted.get(f"{what}_sha256") != found[what]:
-                why = f"the {name} not what the run began with"
+        test = _hash_of(experiment.run.test)
+        for key, found, what in (("data", hashes["data_sha256"], "data are"), ("test", test, "test set is")):
+            if noted.get(f"{key}_sha256") != found:
+                why = f"the {what} not what the run began with"
                 raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
     return hashes
 
@@ -518,10 +491,10 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     def listen() -> None:
         seen = 0
         while number := os.read(reader, 1):  # the number of a signal as it arrives
-            seen += number[0] in handlers
             if number[0] in handlers:
+                seen += 1
                 os.write(2, f"{STOPPING}\n".encode() if seen == 1 else f"\n{ENDED}\n".encode())
-            if seen > 1 and not interactive:
+            if seen > 1:
                 os._exit(130)
 
     reader, writer = os.pipe()

@@ -21,64 +21,59 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from pydantic import BaseModel, Field
 
 from .._trees import Weights, named_leaves
 from ..chains import Record, Run
 from ..observables import OBSERVABLES
-from .folder import MAX_BYTES, RunFolder, RunFolderError, check_own, open_own, replaced
+from .folder import MAX_BYTES, RunFolder, RunFolderError, check_own, damaged, open_own, replaced
 
-FORMAT = "pseudolangevin records 1"
 CHECKSUM = 16  # bytes of the SHA-256 that follow a record
 BUFFER = 1 << 26  # bytes that wait in memory to be written, or a single record
-MAX_SHARE = 0.01  # of the time of a run for writing records, and as much for checkpoints: slow writes become rarer
+MAX_SHARE = 0.01  # of the time of a run for checkpoints: slow ones become rarer
+
+Size = Annotated[int, Field(ge=0, lt=2**48)]
+Type = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|b?float(16|32|64))$")]
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(BaseModel):
     """The fields of every record, each with its type and shape, and what else is known about them."""
 
-    fields: tuple[tuple[str, str, tuple[int, ...]], ...]
+    format: Literal["pseudolangevin records 1"] = "pseudolangevin records 1"
+    fields: tuple[tuple[str, Type, tuple[Size, ...]], ...]
     about: dict[str, Any]
 
     @classmethod
     def of(cls, arrays: Iterable[tuple[str, Any]], about: dict[str, Any]) -> Header:
         """Return the header of records like these arrays, or their shapes and types."""
-        return cls(tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays), about)
+        fields = tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays)
+        return cls(fields=fields, about=about)
 
     @classmethod
     def read(cls, path: Path, stream: BinaryIO) -> Header:
         """Read the header of a file, and check it."""
+        line, checksum = stream.readline(MAX_BYTES), stream.readline(66)
+        if checksum != hashlib.sha256(line).hexdigest().encode() + b"\n":
+            raise damaged(path, "its header is incomplete, or its checksum is wrong")
         try:
-            line, checksum = stream.readline(MAX_BYTES), stream.readline(66)
-            if checksum != hashlib.sha256(line).hexdigest().encode() + b"\n":
-                raise ValueError("its header is incomplete, or its checksum is wrong")
-            value = json.loads(line)
-            fields = tuple((str(name), str(dtype), tuple(shape)) for name, dtype, shape in value["fields"])
-            types = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)")
-            valid = value["format"] == FORMAT and isinstance(value["about"], dict)
-            valid &= all(types.fullmatch(dtype) is not None for _, dtype, _ in fields)
-            if not valid or not all(type(n) is int and 0 <= n < 2**48 for _, _, shape in fields for n in shape):
-                raise ValueError("its header is not one of a run")
-            return cls(fields, value["about"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            why = " ".join(str(error).split())[:160]
-            remedy = "restore it from a copy, or sample again into a new folder"
-            raise RunFolderError(f"{path} is damaged ({why}); {remedy}") from None
+            return cls.model_validate_json(line, strict=True)
+        except ValueError as error:
+            raise damaged(path, f"its header is not one of a run: {error}") from None
 
     @cached_property
     def lines(self) -> bytes:
         """The two lines at the start of the file."""
-        line = json.dumps({"format": FORMAT, "fields": self.fields, "about": self.about}).encode() + b"\n"
+        line = json.dumps(self.model_dump()).encode() + b"\n"
         return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
 
     @cached_property
@@ -101,7 +96,7 @@ class Header:
         stream.write(hasher.digest()[:CHECKSUM])
 
 
-class RecordFile:
+class RecordFile(AbstractContextManager["RecordFile"]):
     """A file of records, to read or to extend."""
 
     def __init__(self, path: Path, header: Header | None = None, *, writable: bool = False) -> None:
@@ -116,8 +111,8 @@ class RecordFile:
             self.header = Header.read(path, self._stream)
             if header is not None and self.header.lines != header.lines:
                 pairs = itertools.zip_longest(self.header.fields, header.fields)
-                differ = next((pair for pair in pairs if pair[0] != pair[1]), None)
-                why = f"{differ[0]}, where config.toml requires {differ[1]}" if differ else "other settings or data"
+                differ = [f"{one}, where config.toml requires {other}" for one, other in pairs if one != other]
+                why = differ[0] if differ else "other settings or data"
                 raise RunFolderError(f"{path} does not fit the run: it has {why}; restore both from a copy")
             stack.pop_all()
         sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in self.header.fields]
@@ -132,10 +127,6 @@ class RecordFile:
             stream.write(header.lines)
             for index, record in enumerate(records):
                 header.write(stream, index, record)
-
-    def __enter__(self) -> RecordFile:
-        """Return the file."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""
@@ -194,33 +185,29 @@ class Checkpoint:
     seconds: float = 0.0
 
 
-class CheckpointError(Exception):
-    """Error about a checkpoint that cannot be used; the one before it may be."""
-
-
+@dataclass(frozen=True)
 class Checkpoints:
     """The newest checkpoints of a run, STEP.checkpoint; other files in their folder are left alone."""
 
-    def __init__(self, path: Path, keep: int = 3) -> None:
-        """Use the folder `path`, with at most `keep` checkpoints."""
-        self._path, self._keep = path, keep
+    path: Path  # of the folder
+    keep: int = 3
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, oldest first."""
-        names = os.listdir(self._path) if check_own(self._path, stat.S_ISDIR) else []
+        names = os.listdir(self.path) if check_own(self.path, stat.S_ISDIR) else []
         return sorted(int(name[:10]) for name in names if re.fullmatch(r"[0-9]{10}\.checkpoint", name))
 
     def file(self, step: int) -> Path:
         """Return the path of a checkpoint."""
-        return self._path / f"{step:010d}.checkpoint"
+        return self.path / f"{step:010d}.checkpoint"
 
     def save(self, at: Checkpoint, states: Any, run: Mapping[str, str]) -> None:
         """Write a checkpoint of the run with these hashes, then remove the oldest ones."""
-        arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in _states(states)}
+        arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in numbered(states)}
         about = {"at": asdict(at), "prng": str(jax.random.key_impl(states.key)), "run": dict(run)}
         RecordFile.create(self.file(at.step), Header.of(arrays.items(), about), arrays)
-        for step in self.steps()[: -self._keep]:
-            self._remove(self.file(step))
+        for step in self.steps()[: -self.keep]:
+            _remove(self.file(step))
 
     def restore(self, step: int, like: Any, run: Mapping[str, str]) -> tuple[Checkpoint, Any]:
         """Return a checkpoint with its states in the structure of `like`; raise if it is damaged or of another run."""
@@ -231,34 +218,33 @@ class Checkpoints:
                 arrays, bad = file.read(0, 1)
             if bad != 1 or about.get("run") != run:
                 raise ValueError("its checksum is wrong" if bad != 1 else "it is of a run with other settings or data")
-            for name, leaf in _states(like):  # on the host: the placement decides which device gets which part
+            for name, leaf in numbered(like):  # on the host: the placement decides which device gets which part
                 value: Any = arrays[name][0] if name in arrays else np.zeros(0)
                 value = jax.random.wrap_key_data(jnp.asarray(value), impl=about["prng"]) if _is_key(leaf) else value
                 if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
                     raise ValueError(f"{name} is missing or has another shape")
                 leaves.append(value)
             return Checkpoint(**about["at"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
-        except RunFolderError as error:
-            raise CheckpointError(str(error).partition("; ")[0]) from None
+        except RunFolderError:
+            raise
         except Exception as error:  # a foreign header fails in many ways
-            raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())[:160]})") from None
+            raise damaged(path, error) from None
 
     def clean(self, newer_than: int = -1) -> None:
         """Remove the checkpoints after a step, and what a killed process left of others."""
-        for step in self.steps():
-            if step > newer_than:
-                self._remove(self.file(step))
-        for file in self._path.glob(".??????????.checkpoint.partial"):
-            self._remove(file)
-
-    def _remove(self, file: Path) -> None:
-        if check_own(file):
-            file.unlink()
+        newer = [self.file(step) for step in self.steps() if step > newer_than]
+        for file in (*newer, *self.path.glob(".??????????.checkpoint.partial")):
+            _remove(file)
 
 
-def _states(states: Any) -> Iterator[tuple[str, Any]]:
-    """Return the leaves of states with names that are all different."""
-    return ((f"{index} {name}", leaf) for index, (name, leaf) in enumerate(named_leaves(states)))
+def _remove(file: Path) -> None:
+    if check_own(file):
+        file.unlink()
+
+
+def numbered(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Return the leaves of a tree with names that are all different."""
+    return ((f"{index} {name}", leaf) for index, (name, leaf) in enumerate(named_leaves(tree)))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -273,13 +259,10 @@ def headers(run: Run, states: Any, about: Mapping[str, str], weights_dtype: str)
     labels: dict[str, Any] = {"run": dict(about), "observed_examples": run.observed.num_examples}
     labels["variables"] = {str(name): [list(array.dims), array.attrs] for name, array in empty.data_vars.items()}
     labels["coords"] = {str(c): a.values.tolist() for c, a in empty.coords.items() if c not in ("draw", "step")}
-    kept = [
-        (f"{i} {name}", jax.ShapeDtypeStruct((*run.shape, *leaf.shape[1:]), weights_dtype))
-        for i, (name, leaf) in enumerate(named_leaves(states.weights))
-    ]
-    step, seconds = (jax.ShapeDtypeStruct((), dtype) for dtype in (np.dtype(np.int64), np.dtype(np.float64)))
-    trace = Header.of([("step", step), ("seconds", seconds), *shapes.items()], labels)
-    return trace, Header.of([("step", step), *kept], {"run": dict(about)})
+    kept = {n: jax.ShapeDtypeStruct((*run.shape, *w.shape[1:]), weights_dtype) for n, w in numbered(states.weights)}
+    step, seconds = ("step", np.int64()), ("seconds", np.float64())
+    trace = Header.of([step, seconds, *shapes.items()], labels)
+    return trace, Header.of([step, *kept.items()], {"run": dict(about)})
 
 
 class Writer:
@@ -290,20 +273,19 @@ class Writer:
         self._folder, self._at, self._run, self._recording, self._hashes = folder, at, run, recording, hashes
         with ExitStack() as stack:
             files = [stack.enter_context(RecordFile(file, writable=True)) for file in (folder.trace, folder.weights)]
-            for file, recorded in zip(files, (at.records, at.kept), strict=True):
-                file.truncate(recorded)
+            self._trace, self._weights = files
+            self._trace.truncate(at.records)
+            self._weights.truncate(at.kept)
             stack.pop_all()
-        self._trace, self._weights = files
-        self._flushing, self._saving = _Pace(1.0), _Pace(recording.checkpoint_seconds)
-        self._began, self.saved_step = time.monotonic(), at.step
+        self._began = self._flushed = time.monotonic()
+        self._next_checkpoint, self.saved_step = self._began + recording.checkpoint_seconds, at.step
 
     @staticmethod
     def create(folder: RunFolder, run: Run, states: Any, recording: Any, hashes: Mapping[str, str]) -> None:
         """Make the files of a new run, the trace last: a run with a trace has begun."""
         checkpoints = Checkpoints(folder.checkpoints)
-        for file in (folder.trace, folder.weights):
-            if check_own(file):
-                file.unlink()
+        _remove(folder.trace)
+        _remove(folder.weights)
         if check_own(folder.checkpoints, stat.S_ISDIR):
             checkpoints.clean()
         else:
@@ -321,7 +303,7 @@ class Writer:
     def checkpoint_due(self, step: int) -> bool:
         """Return whether a checkpoint is due at this step."""
         every = self._recording.checkpoint_every
-        return self._saving.due() if every is None else step % every == 0
+        return time.monotonic() >= self._next_checkpoint if every is None else step % every == 0
 
     def add(self, record: Record, kept: Weights | None) -> None:
         """Take a record, and weights to keep; they are in the files after at most a second or so."""
@@ -330,47 +312,30 @@ class Writer:
         values = {name: self._run.split(value) for name, value in record.observables.items()}
         self._trace.append(values | {"step": record.step, "seconds": self.seconds})
         if kept is not None:
-            draws = {f"{index} {name}": leaf for index, (name, leaf) in enumerate(named_leaves(kept))}
-            self._weights.append(draws | {"step": record.step})
-        if self._flushing.due():
+            self._weights.append(dict(numbered(kept)) | {"step": record.step})
+        if time.monotonic() >= self._flushed + 1:
             self.flush()
 
     def flush(self, *, durable: bool = False) -> None:
         """Write all records."""
-        with self._flushing.timed():
-            self._trace.flush(durable=durable)
-            self._weights.flush(durable=durable)
+        self._trace.flush(durable=durable)
+        self._weights.flush(durable=durable)
+        self._flushed = time.monotonic()
 
     def checkpoint(self, step: int, states: Any) -> None:
         """Write all records, wait until they are on disk, then write the states."""
-        with self._saving.timed():
-            self.flush(durable=True)
-            at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
-            Checkpoints(self._folder.checkpoints, self._recording.keep_checkpoints).save(at, states, self._hashes)
-        self.saved_step = step
+        began, recording = time.monotonic(), self._recording
+        self.flush(durable=True)
+        at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
+        Checkpoints(self._folder.checkpoints, recording.keep_checkpoints).save(at, states, self._hashes)
+        self.saved_step, ended = step, time.monotonic()
+        self._next_checkpoint = ended + max(recording.checkpoint_seconds, (ended - began) / MAX_SHARE)
 
     def close(self) -> None:
         """Write what can still be written, and close the files."""
         for file in (self._trace, self._weights):
             with suppress(OSError, RunFolderError), file:
                 file.flush()
-
-
-class _Pace:
-    """Timer of something that is done again and again, and less often if it takes more than its share of the time."""
-
-    def __init__(self, interval: float) -> None:
-        self._interval, self._last = interval, time.monotonic()
-
-    def due(self) -> bool:
-        return time.monotonic() - self._last >= self._interval
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self._last = time.monotonic()
-        self._interval = max(self._interval, (self._last - began) / MAX_SHARE)
 
 
 def to_dataset(header: Header, values: Mapping[str, np.ndarray]) -> xr.Dataset:

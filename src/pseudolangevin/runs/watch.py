@@ -22,16 +22,11 @@ from ..samplers.base import HEALTHY, Status
 from .folder import RunFolder, RunFolderError, read_or_empty
 from .store import in_order, read_trace
 
+MAX_ROWS = 24
 
-def watch(path: str | Path, once: bool = False, *, interval: float = 1.0, console: Console | None = None) -> None:
-    """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal.
 
-    Args:
-        path: the run folder.
-        once: print the current state and return.
-        interval: seconds between two readings of the files.
-        console: where to show it; default: the standard output.
-    """
+def watch(path: str | Path, once: bool = False, console: Console | None = None) -> None:
+    """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal."""
     if not Path(path).is_dir():
         raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
     console = console or Console()
@@ -42,7 +37,7 @@ def watch(path: str | Path, once: bool = False, *, interval: float = 1.0, consol
     with Live(view, console=console, refresh_per_second=4) as live:
         while not finished:
             try:
-                time.sleep(interval)
+                time.sleep(1)
             except KeyboardInterrupt:
                 return
             view, finished = render(path, console.width)
@@ -70,41 +65,35 @@ def render(path: str | Path, width: int = 120) -> tuple[Group, bool]:
     elif len(rates) and (speed := float(np.median(rates))) > 0:  # the median: compilation takes long, once
         left = timedelta(seconds=max(0, round((total - step) / speed)))
         line.append(f"{speed:,.{0 if speed >= 10 else 2}f} steps/s  {left} left")
-    return Group(heading, line, _table(trace, width)), done or stopped
+    return Group(heading, line, _table(trace.isel(draw=-1), width)), done or stopped
 
 
-def _table(trace: xr.Dataset, width: int) -> Table:
-    """Return the last values of as many observables as fit, averaged over chains; temperatures in units of T."""
-    table, shown, room = (
-        Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0)),
-        list[tuple[str, bool]](),
-        width - 18,
-    )
-    table.add_column("T", justify="right", no_wrap=True)
-    for name in in_order(trace):
-        if trace[name].ndim == 3 and trace[name].dtype.kind == "f":
-            in_units_of_temperature = trace[name].attrs.get("unit") == "loss"
-            heading = str(trace[name].attrs.get("label", name)) + " / T" * in_units_of_temperature
+def _table(last: xr.Dataset, width: int) -> Table:
+    """Return as many observables of the last record as fit, averaged over chains; temperatures in units of T."""
+    table = Table("T", box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    columns, room = list[list[str]](), width - 18
+    for name in in_order(last):
+        if last[name].ndim == 2 and last[name].dtype.kind == "f":
+            heading, values = str(last[name].attrs.get("label", name)), last[name].mean("chain")
+            if last[name].attrs.get("unit") == "loss":  # the unit of T
+                heading, values = f"{heading} / T", values / last["temperature"]
             column = max(9, *map(len, heading.split()))
             room -= column + 2
-            if room < 0 and shown:
+            if room < 0 and columns:
                 break
             table.add_column(heading, justify="right", max_width=column)
-            shown.append((name, in_units_of_temperature))
+            columns.append([f"{value:.4g}".replace("nan", "-") for value in values.values])
     table.add_column("status")
-    for index, temperature in enumerate(trace["temperature"].values[:24]):
-        here = trace.isel(temperature=index, draw=-1)
-        means = [float(here[name].mean(skipna=True)) / (temperature if scaled else 1) for name, scaled in shown]
-        cells = [f"{mean:.4g}".replace("nan", "-") for mean in means]
-        table.add_row(f"{temperature:g}", *cells, _status(here["status"].values))
-    if trace.sizes["temperature"] > 24:
-        table.add_row(Text(f"and {trace.sizes['temperature'] - 24} more", style="dim"))
+    for index, temperature in enumerate(last["temperature"].values[:MAX_ROWS]):
+        cells = [column[index] for column in columns]
+        table.add_row(f"{temperature:g}", *cells, _status(last["status"].values[index]))
+    if last.sizes["temperature"] > MAX_ROWS:
+        table.add_row(Text(f"and {last.sizes['temperature'] - MAX_ROWS} more", style="dim"))
     return table
 
 
 def _status(codes: np.ndarray) -> Text:
-    failed = [Status(code).name.lower().replace("_", " ") for code in codes if code not in HEALTHY]
-    if failed:
+    if failed := [Status(code).name.lower().replace("_", " ") for code in codes if code not in HEALTHY]:
         return Text(f"{len(failed)} of {len(codes)} stopped: {', '.join(sorted(set(failed)))}", style="red")
     early = int((codes == Status.EARLY_STOPPED).sum())
     return Text(f"ok, {early} of {len(codes)} ended early" if early else "ok", style="green")
