@@ -180,7 +180,9 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
     panels = figure.subplots(2, 3)
     for axes, name in zip(panels.flat, ("test_error", "loss", "squared_norm", "gradient_variance"), strict=False):
         axes.plot(list(equilibria), _means(equilibria, name), "o-", ms=4, color=COLORS[0], label="pL")
-        axes.plot(list(balanced), _means(balanced, name), "s", ms=4, color=COLORS[2], label="balanced" if balanced else None)
+        axes.plot(
+            list(balanced), _means(balanced, name), "s", ms=4, color=COLORS[2], label="balanced" if balanced else None
+        )
         if table is not None:
             axes.plot(table["temperatures"], table["values"][name], "D", mfc="none", color="k", ms=8, label="published")
         scale = "linear" if name == "test_error" else "log"
