@@ -9,7 +9,7 @@ from overfitted weights is elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from .results import COLORS, Row, adam_rows, draw_legend, published_average, published_numbers, rise, row
-from .spins import OFTEN, Phase, chains, num_weights, spin_task
+from .spins import OFTEN, Chains, Phase, chains, num_weights, spin_task
 
-_often = partial(chains, **OFTEN)
-_hot = partial(_often, refresh_every=256, max_refresh_interval=256, temperature_ratio=0.003, mass_floor=0.1)
+_often: Callable[..., Chains] = partial(chains, **OFTEN)
+_hot: Callable[..., Chains] = partial(
+    _often, refresh_every=256, max_refresh_interval=256, temperature_ratio=0.003, mass_floor=0.1
+)
 _small = partial(chains, refresh_every=1_600, warmup_refreshes=4)
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -81,7 +83,8 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
 def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     """Return the rows on averages, the transition, overfitting, and the order parameter."""
     size = num_weights(settings["hidden_units"])
-    published, table = partial(published_average, size, "pL"), published_numbers("generalization", size)
+    published = partial(published_average, size, "pL", sections=["generalization"])
+    table = published_numbers("generalization", size)
     phases, made = [p for p in settings["phases"] if p.name in found], list[Row]()
     for phase in (p for p in phases if p.temperatures):
         reason, averages = _reason(phase, phases, found), found[phase.name]["averages"][0]
@@ -156,7 +159,7 @@ def _order(equilibria: Mapping[float, Any], table: Mapping[str, Any] | None) -> 
     def compare(
         temperatures: Sequence[float], errors: Sequence[float], variances: Sequence[float]
     ) -> tuple[float, float]:
-        apart = np.log10(temperatures[np.argmin(variances)] / temperatures[np.argmin(errors)])
+        apart = np.log10(temperatures[int(np.argmin(variances))] / temperatures[int(np.argmin(errors))])
         return float(stats.spearmanr(errors, variances).statistic), float(apart)
 
     if len(equilibria) < 3:

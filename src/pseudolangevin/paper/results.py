@@ -67,8 +67,8 @@ def row(
         quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
     if not math.isfinite(value):
         reason = "There is no value: the chain stopped, lost a class, or was too short."
-    optional = [None if math.isnan(x) else x for x in (published, scaled, error)]
-    return Row(quantity, *optional[:2], value, optional[2], tolerance, passed, None if passed else reason)
+    given, given_scaled, given_error = (None if math.isnan(x) else x for x in (published, scaled, error))
+    return Row(quantity, given, given_scaled, value, given_error, tolerance, passed, None if passed else reason)
 
 
 def difference(quantity: str, value: Average, reference: Average, limit: float | None, **options: Any) -> Row:

@@ -154,7 +154,7 @@ class Comparison(NamedTuple):
 
     SETTINGS: dict[str, dict[str, Any]]
     samplers_of: Callable[[Case], dict[str, Callable[..., Sampler]]]
-    pairs_of: Callable[[Case], list[tuple[str, str, bool]]]
+    pairs_of: Callable[[Case], list[tuple[Any, ...]]]
     more_rows: Callable[[Case, Mapping[str, Any]], list[Row]] = lambda case, speeds: []
 
     def measure(self, settings: Mapping[str, Any], parts: Any, out: Path) -> None:
@@ -219,7 +219,8 @@ def compared_with_published(case: Case, speeds: Mapping[str, Mapping[str, Any]])
             seconds *= 1_000 / (longest + 2)  # a move of L steps computes L + 2 gradients
             diffusion, bound = case.temperature * (1_000 * move["time_step"]) ** 2 / seconds, ", bounded"
         hybrid = f"hMC as in the paper{bound}"
-        judged = {"pL as in the paper": {"published": known["pL"] / known["hMC"]}, "balanced": {"at_least": 1.0}}
+        judged: dict[str, Any] = {"pL as in the paper": {"published": known["pL"] / known["hMC"]}}
+        judged["balanced"] = {"at_least": 1.0}
         for label in (label for label in judged if label in speeds):
             gain = speeds[label]["coefficient"].mean / diffusion if diffusion else math.nan
             made.append(row(f"D*, {where}, {label} over {hybrid}", gain, **judged[label]))
