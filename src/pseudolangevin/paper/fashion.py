@@ -98,7 +98,7 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     """Return the rows on errors, on overfitting, and on differences from Adam."""
     size, made = num_weights(settings["hidden_units"]), list[Row]()
     table = published_numbers("fashion", size)
-    best, trained = adam_rows(found["Adam"], table, 0.006, settings["overfitting"]) if "Adam" in found else (None, [])
+    trained = adam_rows(found, table, 0.006, settings["overfitting"])
     for phase, index, where in _panels(found, settings):
         if not phase.temperatures:
             continue
@@ -115,10 +115,10 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
             compared = phase.sampler == "balanced" or phase.name == "pL"
             options: dict[str, Any] = {"tolerance": tolerance if compared and not np.isnan(known) else None}
             made.append(row(f"{name}, {where}", measured, published=known, reason=reason, **options))
-            if name == "test_error" and best is not None and phase.weight_decay is None:
+            if name == "test_error" and trained and phase.weight_decay is None:
                 quantity = f"test_error, {where}, minus that of Adam, stopped early"
                 known -= table.get("adam_best_test_error", np.nan)
-                made.append(row(quantity, measured.mean - best.mean, published=known))
+                made.append(row(quantity, measured.mean - trained[0].measured, published=known))
         mean = value["test_error"][index][alive_at(value, index)].mean(axis=0)
         made.append(row(f"rise of the test error after its minimum, {where}", rise(mean), tolerance=0.003))
     return made + trained

@@ -9,7 +9,7 @@ from overfitted weights is elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,19 +109,18 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     for phase in curves:
         below, errors = phase.temperatures < flat, found[phase.name]["test_error"][0][0]  # below the transition
         at = dict(zip(found[phase.name]["step"], errors, strict=True))
-        for step, known in table.get(f"from_random_weights_at_{phase.name.split()[0]}", {"rows": []})["rows"]:
+        for step, known in table.get(f"from_random_weights_at_{phase.name.split()[0]}", []):
             if step <= phase.chains.num_steps:  # a point that was not reached is NaN and does not pass
                 quantity, limit = f"test error after {step} steps, T = {phase.name}", 0.004 if below else None
                 made.append(row(quantity, at.get(step, math.nan), published=known, tolerance=limit))
         options = {"at_least": settings["overfitting"]} if below else {"tolerance": settings["flat"]}
         made.append(row(f"rise of the test error after its minimum, T = {phase.name}", rise(errors), **options))
-    if "Adam" in found:
-        best, rows_of_adam = adam_rows(found["Adam"], table, 0.002, settings["overfitting"])
-        made += rows_of_adam
-        for phase in (p for p in curves if p.temperatures == flat):
-            gap = found[phase.name]["averages"][0]["test_error"].mean - best.mean
-            quantity = f"test error at T = {phase.name} minus that of Adam, stopped early"
-            made.append(row(quantity, gap, tolerance=settings["gap"]))
+    trained = adam_rows(found, table, 0.002, settings["overfitting"])
+    made += trained
+    for phase in (p for p in curves if trained and p.temperatures == flat):
+        gap = found[phase.name]["averages"][0]["test_error"].mean - trained[0].measured
+        quantity = f"test error at T = {phase.name} minus that of Adam, stopped early"
+        made.append(row(quantity, gap, tolerance=settings["gap"]))
     return made + _order(equilibria, table.get("pL"))
 
 
@@ -153,12 +152,10 @@ def equilibria_of(found: Mapping[str, Any], settings: Mapping[str, Any], sampler
     return dict(sorted(chosen.items()))
 
 
-def _order(equilibria: Mapping[float, Any], table: Mapping[str, Any] | None) -> list[Row]:
+def _order(equilibria: Mapping[float, Any], published: Mapping[str, Any] | None) -> list[Row]:
     """Return the rows on the gradient variance of the first two layers as an order parameter of generalization."""
 
-    def compare(
-        temperatures: Sequence[float], errors: Sequence[float], variances: Sequence[float]
-    ) -> tuple[float, float]:
+    def compare(temperatures: list[float], errors: list[float], variances: list[float]) -> tuple[float, float]:
         apart = np.log10(temperatures[int(np.argmin(variances))] / temperatures[int(np.argmin(errors))])
         return float(stats.spearmanr(errors, variances).statistic), float(apart)
 
@@ -166,18 +163,18 @@ def _order(equilibria: Mapping[float, Any], table: Mapping[str, Any] | None) -> 
         return []
     names, known = ("test_error", "gradient_variance"), (math.nan, math.nan)
     correlation, apart = compare(list(equilibria), *(_means(equilibria, name) for name in names))
-    if table is not None:
-        known = compare(table["temperatures"], *(table["values"][name] for name in names))
+    if published is not None:
+        known = compare(list(map(float, published)), *([v[name] for v in published.values()] for name in names))
     # In a small network the variance goes on falling where the test error rises again: the first row is not judged.
     quantity = "rank correlation of test error and gradient variance over the temperatures"
-    first = row(quantity, correlation, published=known[0], at_least=None if table is None else 0.5)
+    first = row(quantity, correlation, published=known[0], at_least=None if published is None else 0.5)
     quantity = "log10 of T at the lowest gradient variance over T at the lowest test error"
     return [first, row(quantity, apart, published=known[1], tolerance=0.7)]
 
 
 def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
     """Draw Fig. 5 and A.5 against temperature, and the test error along chains from several starts."""
-    table = published_numbers("generalization", num_weights(settings["hidden_units"])).get("pL")
+    published = published_numbers("generalization", num_weights(settings["hidden_units"])).get("pL", {})
     equilibria, balanced = (equilibria_of(found, settings, sampler) for sampler in ("pL", "balanced"))
     figure = Figure(figsize=(12, 6.5), layout="constrained")
     panels = figure.subplots(2, 3)
@@ -186,8 +183,9 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
         axes.plot(
             list(balanced), _means(balanced, name), "s", ms=4, color=COLORS[2], label="balanced" if balanced else None
         )
-        if table is not None:
-            axes.plot(table["temperatures"], table["values"][name], "D", mfc="none", color="k", ms=8, label="published")
+        if published:
+            known = [averages[name] for averages in published.values()]
+            axes.plot(list(map(float, published)), known, "D", mfc="none", color="k", ms=8, label="published")
         scale = "linear" if name == "test_error" else "log"
         axes.set(xscale="log", yscale=scale, ylabel=name.replace("_", " "), xlabel="temperature T")
     for index in range(3):

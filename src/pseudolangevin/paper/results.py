@@ -98,19 +98,21 @@ def alive_at(found: Mapping[str, Any], index: int = 0) -> np.ndarray:
 
 def adam_rows(
     found: Mapping[str, Any], published: Mapping[str, Any], tolerance: float, overfitting: float | None
-) -> tuple[Average, list[Row]]:
-    """Return the test error of Adam, stopped early, and its rows: early, late, and the rise between them.
+) -> list[Row]:
+    """Return rows of the test error of Adam, if it was trained: stopped early, late, and the rise between them.
 
-    `found` describes the trainings, `published` holds the published numbers; the tolerance is that of the early-stopped
-    error where this is published.
+    `found` are parts, `published` the published numbers; the tolerance is that of the early-stopped error where this is
+    published.
     """
-    alive = alive_at(found)
-    errors = found["test_error"][0][alive]
-    at = found["best_step"][0][alive, None] == found["step"]
+    if "Adam" not in found:
+        return []
+    alive, trained = alive_at(found["Adam"]), found["Adam"]
+    errors = trained["test_error"][0][alive]
+    at = trained["best_step"][0][alive, None] == trained["step"]
     best = scatter(np.where(at.any(axis=1), np.sum(errors * at, axis=1), math.nan))  # no record of the start
     late, known = scatter(errors[:, -1]), published.get("adam_best_test_error", math.nan)
     judged = None if math.isnan(known) else tolerance
-    return best, [
+    return [
         row("test error of Adam, stopped early", best, published=known, tolerance=judged),
         row(
             "test error of Adam at the end of its run", late, published=published.get("adam_late_test_error", math.nan)
@@ -240,15 +242,11 @@ def published_average(
     num_weights: int, label: str, temperature: float, name: str, sections: Sequence[str] = SPIN_SECTIONS
 ) -> float:
     """Return the published average of hMC or pL in some sections; NaN if there is none. U is computed from others."""
-    if name == "potential":
-        loss, norm = (published_average(num_weights, label, temperature, n) for n in ("loss", "squared_norm"))
-        return loss + 10.0611 / (2 * num_weights) * norm
-    for section in sections:
-        table = published_numbers(section, num_weights).get(label, {"temperatures": [], "values": {}})
-        for known, value in zip(table["temperatures"], table["values"].get(name, ()), strict=False):
-            if math.isclose(temperature, known, rel_tol=1e-3):
-                return value
-    return math.nan
+    tables = (published_numbers(section, num_weights).get(label, {}) for section in sections)
+    found = next((table[f"{temperature:g}"] for table in tables if f"{temperature:g}" in table), {})
+    if name == "potential" and found:
+        return found["loss"] + 10.0611 / (2 * num_weights) * found["squared_norm"]
+    return found.get(name, math.nan)
 
 
 def draw_legend(figure: Figure) -> None:
