@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "phases": (
             Phase("pL", (5e-8, 1e-7, 5e-7), _pl(52_000, 500, 180, batch_size=600)),
             Phase("pL, ratio 0.05", (5e-8,), _pl(52_000, 500, 40, batch_size=600, temperature_ratio=0.05)),
-            Phase("Adam", (), chains(90_000, 1_000, 30, learning_rate=1e-4)),
+            Phase("Adam", (), chains(90_000, 1_000, 30, learning_rate=1e-4), held_out=1 / 6),
             *_cooled({5e-7: chains(30_000, 500, 20), 1e-7: chains(60_000, 1_000, 40), 5e-8: chains(60_000, 1_000, 40)}),
             Phase("pL, weight decay 1000", (5e-8, 1e-7, 5e-7), _pl(10_000, 500, 20, batch_size=600), "random", 1e3),
         ),
@@ -51,7 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"hidden_units": 50, "num_train": 5_000, "num_starts": 2, "weight_decay": 11.16, "seed": 0},
         "phases": (
             Phase("pL", (2e-5, 1e-4), _pl(6_000, 200, 60, batch_size=200, refresh_every=1_600)),
-            Phase("Adam", (), chains(8_000, 200, 40, learning_rate=1e-3)),
+            Phase("Adam", (), chains(8_000, 200, 40, learning_rate=1e-3), held_out=1 / 6),
             *_cooled(dict.fromkeys((1e-4, 2e-5), chains(6_000, 200, 60, batch_size=500))),
         ),
         **{"start_steps": 400, "overfitting": None},  # the network is too small to overfit
@@ -85,8 +85,7 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
         _, train, test = splits(out)
         train, weight_decay = train.head(settings["num_train"]), phase.weight_decay or settings["weight_decay"]
         task = network_task(settings["hidden_units"], train, test, weight_decay)
-        num_train = train.num_examples if phase.temperatures else 5 * train.num_examples // 6  # Adam is stopped early
-        return phase.run(task, out / "fashion", settings, num_train=num_train, together=True)
+        return phase.run(task, out / "fashion", settings, together=True)
 
     parts.measure("images", 10, pictures)
     for phase in settings["phases"]:

@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("1e-5", (1e-5,), _often(8_192, 512, 15), "1e-6"),
             Phase("1e-4", (1e-4,), _hot(10_240, 512, 20), "1e-5"),
             Phase("1e-3", (1e-3,), _hot(10_240, 512, 20), "1e-4"),
-            Phase("Adam", (), chains(10**6, 1_000, 25, batch_size=1_024, learning_rate=3e-4)),
+            Phase("Adam", (), chains(10**6, 1_000, 25, batch_size=1_024, learning_rate=3e-4), held_out=0.18),
             Phase("1e-4, balanced", (1e-4,), chains(8_192, 512, 20, batch_size=50_305), "1e-5"),
             Phase("3e-7, balanced", (3e-7,), chains(8_192, 512, 20, batch_size=50_305), "3e-7"),
             Phase("Adam on all", (), chains(10**6, 1_000, 25, batch_size=6_288, learning_rate=1e-3)),
@@ -58,7 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             Phase("3e-5 from random weights", (3e-5,), _small(6_000, 100, 60)),
             Phase("6e-5", (6e-5,), _small(3_000, 100, 30)),
             Phase("1e-4", (1e-4,), _small(3_000, 100, 30)),
-            Phase("Adam", (), chains(20_000, 500, 40, learning_rate=1e-3)),
+            Phase("Adam", (), chains(20_000, 500, 40, learning_rate=1e-3), held_out=0.18),
             Phase("1e-6 from Adam", (1e-6,), _small(3_000, 100, 30), "Adam"),
             Phase("6e-5, balanced", (6e-5,), chains(2_000, 100, 60)),
         ),
@@ -71,9 +71,7 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
     """Run the phases one after the other; a chain that loses a class is run again from another start."""
 
     def run(phase: Phase) -> Any:
-        task = spin_task(settings["hidden_units"])
-        num_train = round((0.82 if phase.name == "Adam" else 1) * task.train.num_examples)
-        return phase.run(task, out / "end", settings, num_train=num_train, together=False)
+        return phase.run(spin_task(settings["hidden_units"]), out / "end", settings, together=False)
 
     for phase in settings["phases"]:
         if phase.start in ("random", *parts.found):

@@ -243,7 +243,8 @@ def published_average(
 ) -> float:
     """Return the published average of hMC or pL in some sections; NaN if there is none. U is computed from others."""
     tables = (published_numbers(section, num_weights).get(label, {}) for section in sections)
-    found = next((table[f"{temperature:g}"] for table in tables if f"{temperature:g}" in table), {})
+    at = f"{temperature:g}"
+    found: dict[str, float] = next((table[at] for table in tables if at in table), {})
     if name == "potential" and found:
         return found["loss"] + 10.0611 / (2 * num_weights) * found["squared_norm"]
     return found.get(name, math.nan)

@@ -154,38 +154,36 @@ class Phase(NamedTuple):
     chains: Chains
     start: str = "random"  # weights, or the phase that is continued
     weight_decay: float | None = None  # λ, where it is not the main one
+    held_out: float = 0.0  # share of the training examples that is set aside for early stopping of Adam
 
     @property
     def sampler(self) -> str:
         """Sampler, by the name of the phase."""
         return next((label for label in ("Adam", "balanced") if label in self.name.partition(" from")[0]), "pL")
 
-    def run(self, task: Task, prefix: Path, settings: Mapping[str, Any], *, num_train: int, together: bool) -> Any:
+    def run(self, task: Task, prefix: Path, settings: Mapping[str, Any], *, together: bool) -> dict[str, Any]:
         """Return what is kept of the chains, from all starts together or from the first that keeps every class.
 
-        Files with the last weights of each phase begin with `prefix`. Adam trains with the first `num_train` examples;
-        if there are more, they are for early stopping.
+        The last weights of each phase are kept in a file whose name begins with `prefix`.
         """
 
         def path(name: str) -> Path:
             return prefix.with_name(f"{prefix.name}-{task.num_weights}-{name.replace(' ', '-')}.npz")
 
-        def random() -> Weights:
-            return task.starts(
-                settings["start_steps"], num_starts=settings["num_starts"], seed=settings["seed"], untrained=True
-            )
-
-        starts = stored(path(self.start), task, random if self.start == "random" else None)
+        random = {"num_starts": settings["num_starts"], "seed": settings["seed"], "untrained": True}
+        make = partial(task.starts, settings["start_steps"], **random)
+        starts = stored(path(self.start), task, make if self.start == "random" else None)
         options: dict[str, Any] = {"temperatures": self.temperatures} if self.temperatures else {}
-        options["test"], sampler, train = task.test.head(200_000), SAMPLERS[self.sampler], task.train
-        if num_train < train.num_examples:
-            held_out = Dataset(train.inputs[num_train:], train.targets[num_train:])
-            sampler = partial(sampler, validation=held_out, validate_every=self.chains.record_every)
-            train = train.head(num_train)
-        first = [slice(None)] if together else [slice(i, i + 1) for i in range(jax.tree.leaves(starts)[0].shape[1])]
-        for attempt, chosen in enumerate(first):
-            start = jax.tree.map(lambda w, chosen=chosen: w[:, chosen], starts)
-            system = replace(task, train=train)
+        options["test"], sampler, system = task.test.head(200_000), SAMPLERS[self.sampler], task
+        if self.held_out:
+            train, num_train = task.train, round((1 - self.held_out) * task.train.num_examples)
+            validation = Dataset(train.inputs[num_train:], train.targets[num_train:])
+            sampler = partial(sampler, validation=validation, validate_every=self.chains.record_every)
+            system = replace(task, train=train.head(num_train))
+        num_starts = jax.tree.leaves(starts)[0].shape[1]
+        groups = [slice(None)] if together else [slice(i, i + 1) for i in range(num_starts)]
+        for attempt, group in enumerate(groups):
+            start = jax.tree.map(lambda w, group=group: w[:, group], starts)
             result = self.chains.sample(sampler, system, start, key=settings["seed"] + attempt, **options)
             last = result.trace.isel(draw=-1)
             if np.isfinite(last["test_error"]).all() and not last["dead_class"].any():
