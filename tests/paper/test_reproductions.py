@@ -229,7 +229,7 @@ def test_short_real_chains_of_thermodynamics(monkeypatch, tmp_path):
     assert all(line["measured"] > 0 for line in content["rows"] if "minus one" not in line["quantity"])
     assert content["parts"]["cooled, balanced, T = 0.0002"]["value"]["steps"] == 40
     names = {path.name for path in tmp_path.glob("*.npz")}
-    assert {"starts-1713-2x1.npz", "end-1713-0.0002.npz", "cooled-balanced-0.0002.npz"} <= names
+    assert {"starts-1713-2x1.npz", "end-1713-0.0002.npz", "cooled,-balanced,-T-=-0.0002.npz"} <= names
 
 
 def test_speeds_are_measured_on_real_chains_with_the_masses_of_many_measurements(tmp_path):

@@ -107,11 +107,8 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
         if phase.sampler == "balanced":
             reason = "The published averages are over steps 26 000 to 52 000 from random weights, before equilibrium."
         for name, tolerance in (("test_error", 0.004), ("error", 0.015)):
-            known, measured = (
-                published_average(size, "pL", temperature, name, ["fashion"]),
-                value["averages"][index][name],
-            )
-            compared = phase.sampler == "balanced" or phase.name == "pL"
+            measured, compared = value["averages"][index][name], phase.sampler == "balanced" or phase.name == "pL"
+            known = published_average(size, "pL", temperature, name, ["fashion"])
             options: dict[str, Any] = {"tolerance": tolerance if compared and not np.isnan(known) else None}
             made.append(row(f"{name}, {where}", measured, published=known, reason=reason, **options))
             if name == "test_error" and trained and phase.weight_decay is None:
@@ -127,10 +124,8 @@ def _panels(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[tuple
     """Return the measured phases, with an index and a name for each of their temperatures."""
     made = []
     for phase in (p for p in settings["phases"] if p.name in found):
-        names = (
-            [f"{phase.name}, T = {t:g}" for t in phase.temperatures] if len(phase.temperatures) > 1 else [phase.name]
-        )
-        made += [(phase, index, name) for index, name in enumerate(names)]
+        several = [f"{phase.name}, T = {t:g}" for t in phase.temperatures]
+        made += [(phase, *named) for named in enumerate(several if len(several) > 1 else [phase.name])]
     return made
 
 

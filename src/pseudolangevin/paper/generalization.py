@@ -95,13 +95,10 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     equilibria = equilibria_of(found, settings)
     if len(levels := list(equilibria)[:2]) == 2:
         where = f"from T = {levels[0]:g} to {levels[1]:g}"
-        known, jump = (
-            np.diff(values)[0] for values in ([published(t, "loss") for t in levels], _means(equilibria, "loss")[:2])
-        )
-        drop = -np.diff(_means(equilibria, "test_error"))[0]
-        options = {"published": known, "tolerance": 0.5, "relative": True, "at_least": 0.02}
-        made.append(row(f"jump of the loss {where}", jump, **options))
-        made.append(row(f"drop of the test error {where}", drop, at_least=0.0))
+        jump, rising = (np.diff(_means(equilibria, name))[0] for name in ("loss", "test_error"))
+        options = {"published": published(levels[1], "loss") - published(levels[0], "loss"), "at_least": 0.02}
+        made.append(row(f"jump of the loss {where}", jump, tolerance=0.5, relative=True, **options))
+        made.append(row(f"drop of the test error {where}", -rising, at_least=0.0))
     curves = [p for p in phases if "random" in p.name]
     flat = max((p.temperatures for p in settings["phases"] if "random" in p.name), default=())
     for phase in curves:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -149,7 +150,7 @@ def chains(num_steps: int, record_every: int, max_seconds: float, **settings: An
 class Phase(NamedTuple):
     """Chains of one figure that follow each other."""
 
-    name: str  # names the sampler, if it is not pL
+    name: str
     temperatures: tuple[float, ...]  # none for training by Adam
     chains: Chains
     start: str = "random"  # weights, or the phase that is continued
@@ -158,8 +159,8 @@ class Phase(NamedTuple):
 
     @property
     def sampler(self) -> str:
-        """Sampler, by the name of the phase."""
-        return next((label for label in ("Adam", "balanced") if label in self.name.partition(" from")[0]), "pL")
+        """Sampler that the name of the phase lists, or else pL."""
+        return next((word for word in re.split(", | on ", self.name) if word in SAMPLERS), "pL")
 
     def run(self, task: Task, prefix: Path, settings: Mapping[str, Any], *, together: bool) -> dict[str, Any]:
         """Return what is kept of the chains, from all starts together or from the first that keeps every class.

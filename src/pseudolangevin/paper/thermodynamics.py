@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..diagnostics.averages import Average
+from ..diagnostics.averages import DEFAULT_DISCARD, Average
 from .results import COLORS, LABELS, Row, difference, published_average, row
-from .spins import SAMPLERS, Chains, adam_starts, chains, described, end_of, ideal_loss, keep, spin_task, stored
+from .spins import SAMPLERS, Chains, Phase, adam_starts, chains, described, end_of, ideal_loss, keep, spin_task, stored
 
 NAMES = {**LABELS, "potential": "U"}
 
@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "temperatures": (3e-5, 2e-5, 1e-5, 3e-6, 2e-6, 1e-6),
         "levels": (3e-5, 2e-5, 1.4e-5, 1e-5, 8e-6, 6.5e-6, 5e-6, 4e-6, 3e-6, 2.5e-6, 2e-6, 1.6e-6, 1.3e-6, 1e-6),
         "cold": 9e-6,  # temperature below which batches are larger
-        # Chains of every cooling at one level: sampler and length. The first is the slowest.
+        # Chains of every cooling at one level: sampler and length. hMC follows the first, the slowest.
         "coolings": {
             "balanced": _pair(40_000, 400, 30),
             "balanced, 4 times as fast": _pair(10_000, 200, 10),
@@ -71,49 +71,46 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
-    """Cool at every rate, one part for each temperature; continue with hMC; then follow the paper's protocol."""
-    task, seed, temperatures = partial(spin_task, settings["hidden_units"]), settings["seed"], settings["temperatures"]
-    first = next(iter(settings["coolings"]))
-
-    def level(label: str, index: int) -> dict[str, Any]:
-        temperature, pair = settings["levels"][index], settings["coolings"][label]
-        path = partial(lambda t: out / f"cooled-{label.replace(' ', '-')}-{t:g}.npz")
-        if index == 0:
-            make = partial(task().starts, settings["start_steps"], num_starts=settings["num_chains"], seed=seed)
-            start = stored(out / f"start-{task().num_weights}.npz", task(), make)
-        else:
-            start = stored(path(settings["levels"][index - 1]), task())
-        sampler, chosen = SAMPLERS[label.partition(",")[0]], pair[temperature < settings["cold"]]
-        result = chosen.sample(sampler, task(), start, temperatures=[temperature], key=seed)
-        keep(path(temperature), result.weights)
-        if label == first:
-            keep(end_of(out, task(), temperature), result.weights)
-        return described(result)
-
-    def continued(temperature: float) -> dict[str, Any]:
-        options: dict[str, Any] = {"temperatures": [temperature], "key": seed + 1}
-        start = stored(end_of(out, task(), temperature), task())
-        return described(settings["hybrid"].sample(SAMPLERS["hMC"], task(), start, **options), 0.2)
-
-    def from_adam(label: str) -> dict[str, Any]:
-        options: dict[str, Any] = {"temperatures": temperatures, "key": seed + 2}
-        starts = adam_starts(task(), out, **settings["adam"])
-        return described(settings["from Adam"][label].sample(SAMPLERS[label], task(), starts, **options))
-
-    parts.measure("data", 1, lambda: {"ideal_loss": ideal_loss(task())})
+def phases_of(settings: Mapping[str, Any]) -> list[Phase]:
+    """Return the chains of all parts: cooled at every rate, hMC from the slowest, and the paper's protocol."""
+    made = list[Phase]()
     for label, pair in settings["coolings"].items():
-        for index, t in enumerate(settings["levels"]):
-            seconds = pair[t < settings["cold"]].max_seconds
-            if not parts.measure(f"cooled, {label}, T = {t:g}", seconds, partial(level, label, index)):
-                break
+        start = "trained"
+        for t in settings["levels"]:
+            made.append(Phase(f"cooled, {label}, T = {t:g}", (t,), pair[t < settings["cold"]], start))
+            start = made[-1].name
+        for t in sorted(settings["temperatures"]) if label == "balanced" else ():
+            made.append(Phase(f"cooled, hMC, T = {t:g}", (t,), settings["hybrid"], f"cooled, balanced, T = {t:g}"))
+    protocol = settings["from Adam"].items()
+    return made + [Phase(f"from Adam, {label}", settings["temperatures"], length, "Adam") for label, length in protocol]
+
+
+def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
+    """Run the phases, one part for each."""
+
+    def path(name: str) -> Path:
+        return out / f"{name.replace(' ', '-')}.npz"
+
+    def run(phase: Phase) -> dict[str, Any]:
+        task = spin_task(settings["hidden_units"])
+        if phase.start == "Adam":
+            starts = adam_starts(task, out, **settings["adam"])
         else:
-            for t in sorted(temperatures) if label == first else ():
-                part = f"cooled, hMC, T = {t:g}"
-                parts.measure(part, settings["hybrid"].max_seconds + 5, partial(continued, t))
-    for index, (label, length) in enumerate(settings["from Adam"].items()):  # the first trains
-        seconds = length.max_seconds + 60 * (index == 0)
-        parts.measure(f"from Adam, {label}", seconds, partial(from_adam, label))
+            how = {"num_starts": settings["num_chains"], "seed": settings["seed"]}
+            make = partial(task.starts, settings["start_steps"], **how)
+            starts = stored(path(phase.start), task, make if phase.start == "trained" else None)
+        options: dict[str, Any] = {"temperatures": phase.temperatures, "key": settings["seed"]}
+        result = phase.chains.sample(SAMPLERS[phase.sampler], task, starts, **options)
+        keep(path(phase.name), result.weights)
+        if phase.name.startswith("cooled, balanced, T"):
+            keep(end_of(out, task, phase.temperatures[0]), result.weights)
+        return described(result, 0.2 if phase.name.startswith("cooled, hMC") else DEFAULT_DISCARD)
+
+    parts.measure("data", 1, lambda: {"ideal_loss": ideal_loss(spin_task(settings["hidden_units"]))})
+    for phase in phases_of(settings):
+        if phase.start in ("trained", "Adam", *parts.found):
+            training = 60 if phase.start == "Adam" else 5
+            parts.measure(phase.name, phase.chains.max_seconds + training, partial(run, phase))
 
 
 def averages_of(found: Mapping[str, Any]) -> dict[str, dict[float, dict[str, Average]]]:
