@@ -1,9 +1,9 @@
 """Attacks on run folders, configurations and Python calls, with fixed seeds.
 
-    python benchmarks/attack.py kills --count 1000 --out benchmarks/results/kills-cpu.json
-    python benchmarks/attack.py mutations --count 300
-    python benchmarks/attack.py configurations --count 500
-    python benchmarks/attack.py calls --count 300
+    python -m benchmarks.attack kills --count 1000 --out benchmarks/results/kills-cpu.json
+    python -m benchmarks.attack mutations --count 300
+    python -m benchmarks.attack configurations --count 500
+    python -m benchmarks.attack calls --count 300
 
 A kill ends a run at a random moment: while it starts, samples, writes a checkpoint, resumes or is extended. The run
 must then continue to the bits of an undisturbed one. A mutation changes one file of a finished run; it must be found and
@@ -32,36 +32,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-
-TINY = """
-temperatures = [1e-3, 2e-3]
-num_chains = 2
-num_steps = 400
-record_every = 10
-seed = 5
-[task]
-num_train = 60
-num_test = 20
-dimension = 6
-num_classes = 3
-[network]
-sizes = [6, 3]
-output_activation = "identity"
-[potential]
-weight_decay = 1.0
-[sampler]
-name = "pseudo_langevin"
-batch_size = 10
-refresh_every = 40
-warmup_refreshes = 0
-variance_block = 4
-variance_max_batches = 8
-[start]
-kind = "random"
-[recording]
-keep_weights_every = 4
-checkpoint_every = 30
-"""
 
 
 def same_files(left: Path, right: Path) -> bool:
@@ -118,13 +88,14 @@ def wait_for_moment(rng: random.Random, moment: str, pid: int, out: Path) -> Non
 def kills(count: int, seed: int, seconds: float, folder: Path) -> dict:
     """Kill runs until `count` signals were sent to running processes, and compare every finished run."""
     import pseudolangevin.runs.session  # noqa: F401  the children are forked from a process that has imported everything
+    from tests.runs.small_runs import SMALL_RUN
 
     warnings.simplefilter("ignore")  # JAX warns of forking; nothing of it runs in this process
     rng, began, found = random.Random(seed), time.monotonic(), collections.Counter()
     steps, unexplained = 1_000, []
     inputs = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
     np.savez(folder / "data.npz", inputs=inputs, targets=np.arange(60) % 3)
-    text = TINY.replace(
+    text = SMALL_RUN.replace(
         "num_train = 60\nnum_test = 20\ndimension = 6\nnum_classes = 3\n", 'kind = "files"\nfile = "data.npz"\n'
     )
     (folder / "run.toml").write_text(
@@ -200,10 +171,6 @@ def shared_programs():
         session.build = build
 
 
-def snapshot(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
 def mutate(rng: random.Random, run: Path, outside: Path) -> str:
     """Change one file of a run at random, and describe the change."""
     files = sorted(file for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "log.txt"))
@@ -246,8 +213,9 @@ def mutations(count: int, seed: int, seconds: float, folder: Path) -> dict:
     """Mutate copies of a finished run, and read and extend them."""
     import jax
 
-    from pseudolangevin.runs import config, session
+    from pseudolangevin.runs import session
     from pseudolangevin.runs.report import write_report
+    from tests.runs.small_runs import small_settings, snapshot
 
     def content(result) -> dict:
         parts = {"trace": dict(result.trace.variables), "weights": result.weights, "samples": result.samples}
@@ -258,8 +226,7 @@ def mutations(count: int, seed: int, seconds: float, folder: Path) -> dict:
     rng, began, found, wrong = random.Random(seed), time.monotonic(), collections.Counter(), []
     with shared_programs(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        settings = config.parse(TINY)
-        session.start(settings, folder / "whole", progress=False)
+        session.start(small_settings(), folder / "whole", progress=False)
         shutil.copytree(folder / "whole", folder / "long")
         session.continue_run(folder / "long", ["num_steps=430"], progress=False)
         whole = content(session.load(folder / "whole"))
@@ -318,12 +285,13 @@ NASTY = [
 def configurations(count: int, seed: int, seconds: float, folder: Path) -> dict:
     """Read and build configurations in which some values, keys or bytes are bad."""
     from pseudolangevin.runs import build, config
+    from tests.runs.small_runs import SMALL_RUN
 
     def lines_of(text: str) -> list[str]:
         return [line for line in text.splitlines() if "=" in line]
 
     rng, began, found, wrong = random.Random(seed), time.monotonic(), collections.Counter(), []
-    complete = config.to_toml(config.parse(TINY))
+    complete = config.to_toml(config.parse(SMALL_RUN))
     names = [
         f"{section}.{key}"
         for section in config.CHOICES
@@ -334,7 +302,7 @@ def configurations(count: int, seed: int, seconds: float, folder: Path) -> dict:
     for number in range(count):
         if time.monotonic() - began > seconds:
             break
-        text, overrides = rng.choice([TINY, complete]), []
+        text, overrides = rng.choice([SMALL_RUN, complete]), []
         how = rng.choice(["value", "value", "value", "set", "bytes", "key", "lines"])
         if how == "value":
             line = rng.choice(lines_of(text))

@@ -1,6 +1,6 @@
 """Bias of masses that follow the weights, in a model with one weight that is solved by quadrature: w·x against y.
 
-    python benchmarks/following_masses.py benchmarks/results/following-masses.json
+    python -m benchmarks.following_masses benchmarks/results/following-masses.json
 
 The gradient of an example is w·x² − x·y, so the gradient variance, and with it the mass, grows with w². The script
 prints ⟨w²⟩ for several temperature ratios, reset probabilities and intervals between measurements of the variance,
@@ -16,7 +16,7 @@ import numpy as np
 import pseudolangevin as pl
 from pseudolangevin.apps.bench import machine
 
-TEMPERATURE, NUM_CHAINS, NUM_EXAMPLES, BATCH_SIZE = 0.25, 128, 400, 20
+TEMPERATURE, NUM_EXAMPLES, BATCH_SIZE = 0.25, 400, 20
 CASES = ((0.003, 1.0, 20), (0.01, 1.0, 20), (0.01, 0.1, 20), (0.01, 0.0, 20), (0.01, 1.0, 2_000))
 """Temperature ratio, reset probability, steps between measurements of the gradient variance."""
 
@@ -38,8 +38,10 @@ def expected(data: pl.Dataset, *, weighted: bool) -> float:
     return float(np.sum(w**2 * density) / np.sum(density))
 
 
-def measured(data: pl.Dataset, ratio: float, reset: float, interval: int) -> tuple[float, float]:
-    """Return ⟨w²⟩ and its standard error over the chains."""
+def measured(
+    data: pl.Dataset, ratio: float, reset: float, interval: int, num_chains: int = 128, relaxations: int = 40
+) -> tuple[float, float]:
+    """Return ⟨w²⟩ and its standard error over chains of some relaxation times, the first quarter left out."""
     sampler = pl.pseudo_langevin(
         pl.regression(lambda w, x: x @ w["w"], weight_decay=0.0),
         data,
@@ -51,19 +53,19 @@ def measured(data: pl.Dataset, ratio: float, reset: float, interval: int) -> tup
         warmup_refreshes=0,
         variance_from="examples",
     )
-    num_steps = round(160 / ratio)
+    num_steps = round(4 * relaxations / ratio)
     result = pl.sample(
         sampler,
         {"w": np.zeros(1, np.float32)},
         temperatures=[TEMPERATURE],
-        num_chains=NUM_CHAINS,
+        num_chains=num_chains,
         num_steps=num_steps,
         record_every=num_steps // 80,
         key=0,
         progress=False,
     )
     squares = result.trace["squared_norm"].values[0, :, 20:].mean(axis=1)
-    return float(squares.mean()), float(squares.std() / NUM_CHAINS**0.5)
+    return float(squares.mean()), float(squares.std() / num_chains**0.5)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A long run of many records: memory, files and descriptors while it goes on, and the cost of reading it afterwards.
 
-    python benchmarks/soak.py --seconds 1800 --records 100000 --out benchmarks/results/soak-cpu.json
+    python -m benchmarks.soak --seconds 1800 --records 100000 --out benchmarks/results/soak-cpu.json
 
 The run records at every step, so that years of recording pass in minutes. It is interrupted and resumed
 after every third of the time. Then the first records are read; if there are too few, they are written again before.
@@ -18,31 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from pseudolangevin.runs import config
 from pseudolangevin.runs.store import RecordFile
+from tests.runs.small_runs import small_settings
 
-CONFIG = """
-temperatures = [1e-3, 2e-3]
-num_chains = 2
-record_every = 1
-[task]
-num_train = 60
-num_test = 20
-dimension = 6
-num_classes = 3
-[network]
-sizes = [6, 3]
-output_activation = "identity"
-[potential]
-weight_decay = 1.0
-[sampler]
-name = "balanced_langevin"
-batch_size = 10
-[start]
-kind = "random"
-[recording]
-keep_weights_every = 10
-checkpoint_seconds = 5.0
-"""
+OVERRIDES = ("record_every=1", "recording.keep_weights_every=10", "recording.checkpoint_seconds=5.0")
 READ = """
 import json, resource, sys, time
 began = time.perf_counter()
@@ -101,11 +81,11 @@ def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     began, seen = time.monotonic(), list[dict]()
     with tempfile.TemporaryDirectory() as folder:
-        config, path = Path(folder, "run.toml"), Path(folder, "run")
-        config.write_text(f"num_steps = {9 * options.records}\n{CONFIG}")
+        file, path = Path(folder, "run.toml"), Path(folder, "run")
+        file.write_text(config.to_toml(small_settings(f"num_steps={9 * options.records}", *OVERRIDES)))
         command = [sys.executable, "-m", "pseudolangevin"]
         for session in range(3):
-            run = ["resume", path] if session else ["sample", config, "--out", path]
+            run = ["resume", path] if session else ["sample", file, "--out", path]
             process = subprocess.Popen([*command, *map(str, run)], stdout=subprocess.DEVNULL)
             watch(path, process, seen, began + (session + 1) * options.seconds / 3)
             assert process.returncode in (0, 130, -15), process.returncode  # -15: while Python starts

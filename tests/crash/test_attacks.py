@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(("attack", "count"), [("kills", 10), ("mutations", 12), ("configurations", 60), ("calls", 30)])
 def test_attacks(tmp_path, attack, count):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "benchmarks/attack.py", attack, "--count", str(count), "--seed", "1"]
+    command = [sys.executable, "-m", "benchmarks.attack", attack, "--count", str(count), "--seed", "1"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)[attack] >= count

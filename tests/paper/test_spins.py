@@ -1,9 +1,12 @@
 """Task, starts and stored weights of the spin figures."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
 
+from pseudolangevin.diagnostics.averages import Average
 from pseudolangevin.paper import speeds, spins
 
 
@@ -31,11 +34,7 @@ def test_weights_are_stored_once_and_checked(tmp_path):
 
 
 def speed(seconds, displacement, error=0.0):
-    coefficient = {
-        "mean": displacement[0] / seconds[0],
-        "standard_error": error / seconds[0],
-        "effective_samples": None,
-    }
+    coefficient = Average(displacement[0] / seconds[0], error / seconds[0], math.nan)
     return {"curve": {"seconds": seconds, "displacement": [displacement]}, "coefficient": coefficient}
 
 

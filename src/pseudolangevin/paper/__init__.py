@@ -31,13 +31,12 @@ MODULES = {
 
 
 def reproduce(names: str | Sequence[str], scale: str, out: Path, max_seconds: float | None = None) -> int:
-    """Run reproductions one after the other, write NAME.json and NAME.png to `out`, and print the rows.
+    """Run reproductions, write NAME.json and NAME.png to `out`, and print the rows.
 
-    The scale is "smoke" (minutes on two CPU cores) or "paper" (the published size, on a GPU). Every part is written to
-    NAME.json when it is measured, and a part in that file is not measured again. A part that would exceed `max_seconds`
-    in all is left for the next call; with zero seconds, rows and pictures are made again from the files. Trained starts
-    and the last weights of long chains are kept in `out` for later reproductions. The result is 0 if every row passes,
-    1 if one fails, and 130 if parts are left.
+    The scale is "smoke" (minutes on two CPU cores) or "paper" (the published size, on a GPU). Parts that are in
+    NAME.json are not measured again. Parts that would exceed `max_seconds` in all are left for the next call: with zero
+    seconds, rows and pictures are made again from the files. Trained starts and the last weights of long chains are
+    kept in `out`. The result is 0 if every row passes, 1 if one fails, and 130 if parts are left.
     """
     chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:

@@ -7,6 +7,7 @@ mini-batches, so the share of tests scatters by 0.016 between measurements; 20 o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .. import pseudo_langevin
-from ..diagnostics import NoiseStudy, noise_study
-from .results import COLORS, Row, draw_legend, numbers, published_numbers, row, scatter
-from .spins import adam_starts, spin_task
+from ..diagnostics import noise_study
+from .results import COLORS, Row, draw_legend, published_numbers, row, scatter
+from .spins import adam_starts, num_weights, spin_task
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -42,11 +43,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
     """Run short chains and measure their noise at regular times, one part for each start."""
 
-    def study(index: int) -> NoiseStudy:
+    def study(index: int) -> Any:
         task = spin_task(settings["hidden_units"])
-        starts = adam_starts(task, out, **settings["starts"])
+        start = jax.tree.map(lambda w: w[0, index], adam_starts(task, out, **settings["starts"]))
         sampler = pseudo_langevin(task.potential, task.train, **settings["sampler"])
-        start = jax.tree.map(lambda w: w[0, index], starts)
         return noise_study(sampler, start, key=settings["seed"] + index, **settings["study"])
 
     for index in range(settings["starts"]["num_starts"]):
@@ -55,42 +55,37 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
 
 def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     """Return the rows on normality, correlations and memory; errors come from the scatter between measurements."""
-    studies, table = _studies(found), published_numbers()["noise"]
-    same = 201 * settings["hidden_units"] + 1_110 == table["num_weights"]
-    known = table if same else {}
-    spreads = np.concatenate([study.correlation_std for study in studies])
-    memory = np.concatenate([study.autocorrelation for study in studies])
-    share = np.concatenate([study.ks_fraction for study in studies])
+    share, spreads, memory = (
+        np.concatenate([study[name] for study in found.values()])
+        for name in ("ks_fraction", "correlation_std", "autocorrelation")
+    )
+    known = published_numbers("noise", num_weights(settings["hidden_units"]))
     # Gaussian noise of the right variance has a share between 0.93 and 0.96, in any network.
-    published = table["fraction_of_ks_p_values_above_0.05"]
+    published = published_numbers("noise")["fraction_of_ks_p_values_above_0.05"]
     made = [row("share of KS tests with p > 0.05", scatter(share), published=published, tolerance=0.015)]
-    for index, kind in enumerate(("minibatch", "white", "total")):
-        tolerance, published = 0.25 if kind == "minibatch" else 0.03, known.get(f"correlation_std_{kind}_noise")
+    for index, (kind, tolerance) in enumerate({"minibatch": 0.25, "white": 0.03, "total": 0.03}.items()):
+        options = {"published": known.get(f"correlation_std_{kind}_noise", math.nan), "tolerance": tolerance}
         quantity, value = f"standard deviation of the correlations, {kind} noise", scatter(spreads[:, index])
-        made.append(row(quantity, value, published=published, tolerance=tolerance, relative=True))
+        made.append(row(quantity, value, relative=True, **options))
         after_one = memory[:, index, 1] / memory[:, index, 0]
         made.append(row(f"autocorrelation after one step, {kind} noise", scatter(after_one), tolerance=0.03))
     excess = spreads[:, 2] / spreads[:, 1] - 1
     return [*made, row("correlations of total over white noise, minus one", scatter(excess), tolerance=0.02)]
 
 
-def _studies(found: Mapping[str, Any]) -> list[NoiseStudy]:
-    return [NoiseStudy(**{name: numbers(value) for name, value in study.items()}) for study in found.values()]
-
-
 def draw(found: Mapping[str, Any], _: Mapping[str, Any]) -> Figure:
     """Draw distributions, correlations and autocorrelations at all times of the first run."""
-    study, kinds = _studies(found)[0], ("mini-batch", "white", "total")
+    study, kinds = next(iter(found.values())), ("mini-batch", "white", "total")
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     panels = figure.subplots(1, 3)
-    centers = (study.noise_edges[1:] + study.noise_edges[:-1]) / 2
-    panels[0].plot(centers, study.noise_density.T, color=COLORS[0], alpha=0.3, lw=1)
+    centers = (study["noise_edges"][1:] + study["noise_edges"][:-1]) / 2
+    panels[0].plot(centers, study["noise_density"].T, color=COLORS[0], alpha=0.3, lw=1)
     panels[0].plot(centers, np.exp(-(centers**2) / 2) / np.sqrt(2 * np.pi), color="k", ls="--", label="N(0, 1)")
     panels[0].set(xlabel="mini-batch noise / standard deviation", ylabel="density")
-    centers = (study.correlation_edges[1:] + study.correlation_edges[:-1]) / 2
-    curves = study.autocorrelation / study.autocorrelation[..., :1]
+    centers = (study["correlation_edges"][1:] + study["correlation_edges"][:-1]) / 2
+    curves = study["autocorrelation"] / study["autocorrelation"][..., :1]
     for index, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
-        panels[1].plot(centers, study.correlation_density[:, index].mean(axis=0), color=color, label=kind)
+        panels[1].plot(centers, study["correlation_density"][:, index].mean(axis=0), color=color, label=kind)
         panels[2].plot(curves[:, index].T, color=color, alpha=0.2, lw=1)
     panels[1].set(xlabel="correlation of two weights' noise", ylabel="density")
     panels[2].set(xlabel="steps", ylabel="autocorrelation")

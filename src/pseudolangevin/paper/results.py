@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib import metadata, resources
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LABELS = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#b8860b")
+SPIN_SECTIONS = ("thermodynamics", "generalization")  # averages of spin vectors in published.json
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ def row(
     quantity: str,
     measured: float | Average,
     *,
-    published: float | None = None,
-    scaled: float | None = None,
+    published: float = math.nan,
+    scaled: float = math.nan,
     tolerance: float | None = None,
     relative: bool = False,
     at_least: float | None = None,
@@ -53,22 +54,21 @@ def row(
     """Return a row with its verdict; a measured value that is not finite never passes.
 
     The tolerance is the largest accepted deviation from the scaled published value, the published one, or zero where
-    there is none. A `relative` tolerance is a fraction of that value; a row without one is then not judged. The
+    both are NaN. A `relative` tolerance is a fraction of that value; a row without one is then not judged. The
     smallest accepted value, `at_least`, is added to the name. The reason is kept if the row fails.
     """
     value, error = (measured.mean, measured.standard_error) if isinstance(measured, Average) else (measured, math.nan)
-    value = float(value)
-    published, scaled = (None if x is None or math.isnan(x) else x for x in (published, scaled))
-    known = published if scaled is None else scaled
+    value, known = float(value), published if math.isnan(scaled) else scaled
     if tolerance is not None and relative:
-        tolerance = None if known is None else tolerance * abs(known)
-    passed = math.isfinite(value) and (tolerance is None or abs(value - (known or 0.0)) <= tolerance)
+        tolerance = None if math.isnan(known) else tolerance * abs(known)
+    deviation = value if math.isnan(known) else value - known
+    passed = math.isfinite(value) and (tolerance is None or abs(deviation) <= tolerance)
     if at_least is not None:
         quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
     if not math.isfinite(value):
         reason = "There is no value: the chain stopped, lost a class, or was too short."
-    error_or_none = error if math.isfinite(error) else None
-    return Row(quantity, published, scaled, value, error_or_none, tolerance, passed, None if passed else reason)
+    given, given_scaled, given_error = (None if math.isnan(x) else x for x in (published, scaled, error))
+    return Row(quantity, given, given_scaled, value, given_error, tolerance, passed, None if passed else reason)
 
 
 def difference(quantity: str, value: Average, reference: Average, limit: float | None, **options: Any) -> Row:
@@ -90,43 +90,33 @@ def rise(curve: np.ndarray) -> float:
     return float(blocks[-1] - min(blocks))
 
 
-def numbers(values: Any) -> np.ndarray:
-    """Return numbers of a JSON file as an array, NaN for null."""
-    return np.array(values, np.float64)
-
-
-def read_average(value: Mapping[str, Any]) -> Average:
-    """Return an average from a JSON file."""
-    return Average(*(float(numbers(value[name])) for name in Average._fields))
-
-
-def averages_by_name(value: Mapping[str, Any], index: int = 0, names: Iterable[str] = LABELS) -> dict[str, Average]:
-    """Return averages of described chains at one temperature."""
-    return {name: read_average(value["averages"][index][name]) for name in names}
-
-
 def alive_at(found: Mapping[str, Any], index: int = 0) -> np.ndarray:
     """Return which chains of one temperature kept every class, or all chains if none did."""
-    dead = np.array(found["dead"][index], bool)
+    dead = found["dead"][index]
     return dead | True if dead.all() else ~dead
 
 
 def adam_rows(
     found: Mapping[str, Any], published: Mapping[str, Any], tolerance: float, overfitting: float | None
-) -> Any:
-    """Return the test error of Adam, stopped early, and its rows: early, late, and the rise between them.
+) -> list[Row]:
+    """Return rows of the test error of Adam, if it was trained: stopped early, late, and the rise between them.
 
-    `found` describes the trainings, `published` holds the published numbers; the tolerance is that of the early-stopped
-    error where this is published.
+    `found` are parts, `published` the published numbers; the tolerance is that of the early-stopped error where this is
+    published.
     """
-    errors = numbers(found["test_error"][0])[alive_at(found)]
-    at = np.array(found["best_step"][0])[alive_at(found), None] == np.array(found["step"])
+    if "Adam" not in found:
+        return []
+    alive, trained = alive_at(found["Adam"]), found["Adam"]
+    errors = trained["test_error"][0][alive]
+    at = trained["best_step"][0][alive, None] == trained["step"]
     best = scatter(np.where(at.any(axis=1), np.sum(errors * at, axis=1), math.nan))  # no record of the start
-    late, known = scatter(errors[:, -1]), published.get("adam_best_test_error")
-    judged = None if known is None else tolerance
-    return best, [
+    late, known = scatter(errors[:, -1]), published.get("adam_best_test_error", math.nan)
+    judged = None if math.isnan(known) else tolerance
+    return [
         row("test error of Adam, stopped early", best, published=known, tolerance=judged),
-        row("test error of Adam at the end of its run", late, published=published.get("adam_late_test_error")),
+        row(
+            "test error of Adam at the end of its run", late, published=published.get("adam_late_test_error", math.nan)
+        ),
         row("rise of the test error after its minimum, Adam", late.mean - best.mean, at_least=overfitting),
     ]
 
@@ -147,31 +137,32 @@ class Reproduction:
         self._provenance = old["provenance"] if self._parts else new
         self._other = (old.get("scale", scale), self._provenance["settings"]) != (scale, new["settings"])
 
-    def measure(self, part: str, seconds: float, make: Callable[[], Mapping[str, Any]]) -> Any:
-        """Return the value of a part, from the file or measured and then written; None if its time is not left.
+    def measure(self, part: str, seconds: float, make: Callable[[], Mapping[str, Any]]) -> bool:
+        """Measure a part and write it, unless it is in the file or would take longer than the time that is left.
 
-        `seconds` is the time that the part is expected to take. Values are those of the file: plain numbers and lists.
+        `seconds` is the time that the part is expected to take. The result is whether the part is in the file.
         """
-        if part not in self._parts:
-            if seconds > self.remaining:
-                self.left.append(part)
-                return None
-            if self._other:
-                problem = f"{self._path} was measured at another scale or with other settings"
-                raise ValueError(f"{problem}; choose another folder, or remove the file to measure again")
-            started = time.perf_counter()
-            value = _plain(make(), digits=7)
-            taken = time.perf_counter() - started
-            self._parts[part] = {"seconds": round(taken, 1), "value": value}
-            self.remaining -= taken
-            print(f"{self.name}, {part}: {taken:.0f} s", flush=True)
-            self.write()
-        return self._parts[part]["value"]
+        if part in self._parts:
+            return True
+        if seconds > self.remaining:
+            self.left.append(part)
+            return False
+        if self._other:
+            problem = f"{self._path} was measured at another scale or with other settings"
+            raise ValueError(f"{problem}; choose another folder, or remove the file to measure again")
+        started = time.perf_counter()
+        value = _plain(make(), digits=7)
+        taken = time.perf_counter() - started
+        self._parts[part] = {"seconds": round(taken, 1), "value": value}
+        self.remaining -= taken
+        print(f"{self.name}, {part}: {taken:.0f} s", flush=True)
+        self.write()
+        return True
 
     @property
     def found(self) -> dict[str, Any]:
-        """Values of the measured parts by name."""
-        return {name: part["value"] for name, part in self._parts.items()}
+        """Values of the measured parts by name: arrays, averages, and NaN for null."""
+        return {name: _read(part["value"]) for name, part in self._parts.items()}
 
     @property
     def rows(self) -> list[Row]:
@@ -194,9 +185,10 @@ class Reproduction:
         """Measure the parts that are left, write NAME.json and NAME.png, and print the rows."""
         self._module.measure(self._settings, self, out)
         self.write()
+        picture = self._path.with_suffix(".png")
         if self._parts:
-            self._module.draw(self.found, self._settings).savefig(self._path.with_suffix(".png"), dpi=150)
-        print(f"{self}\n{self._path}, {self._path.with_suffix('.png')}", flush=True)
+            self._module.draw(self.found, self._settings).savefig(picture, dpi=150)
+        print(f"{self}\n{self._path}, {picture}", flush=True)
 
     def __str__(self) -> str:
         """Return the rows as text, one a line."""
@@ -211,78 +203,51 @@ class Reproduction:
 
 def _plain(value: Any, digits: int | None = None) -> Any:
     """Return numbers, strings, lists and dictionaries ready for JSON; numbers that are not finite become None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {name: getattr(value, name) for name in value.__dataclass_fields__}
-    value = value._asdict() if hasattr(value, "_asdict") else value
+    if is_dataclass(value):
+        value = vars(value)
+    elif isinstance(value, jax.Array | np.ndarray | np.generic):
+        value = value.tolist()
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {str(name): _plain(item, digits) for name, item in value.items()}
-    value = np.asarray(value)[()] if isinstance(value, jax.Array) else value
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, list | tuple):
         return [_plain(item, digits) for item in value]
-    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
     return value if isinstance(value, int | str | None) else str(value)
 
 
+def _read(value: Any) -> Any:
+    """Return a value of `_plain` with averages, arrays in place of lists of numbers, and NaN in place of None."""
+    if isinstance(value, Mapping):
+        items = {name: _read(item) for name, item in value.items()}
+        return Average(**items) if tuple(items) == Average._fields else items
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return [_read(item) for item in value]
+    if isinstance(value, list):
+        array = np.array(value)
+        return array.astype(np.float64) if array.dtype == object else array
+    return math.nan if value is None else value
+
+
 @cache
-def published_numbers() -> dict[str, Any]:
-    """Return the content of `published.json`, the figure data published with the paper."""
-    return json.loads(resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
+def published_numbers(section: str, num_weights: int | None = None) -> dict[str, Any]:
+    """Return a section of `published.json`, the published figure data; empty for a network of another size."""
+    table = json.loads(resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8"))[section]
+    return table if num_weights is None or num_weights == table["num_weights"] else {}
 
 
-@dataclass(frozen=True)
-class PublishedAverages:
-    """Published equilibrium averages of one sampler by temperature."""
-
-    label: str
-    temperatures: list[float]
-    values: dict[str, list[float]]
-    deviations: dict[str, list[float]]  # thermal standard deviations, where they were published
-
-    def at(self, temperature: float, observable: str) -> float | None:
-        """Return the value at a temperature, if it was published."""
-        for known, value in zip(self.temperatures, self.values.get(observable, ()), strict=False):
-            if math.isclose(temperature, known, rel_tol=1e-3):
-                return value
-        return None
-
-
-def published_table(section: str, num_weights: int | None) -> dict[str, PublishedAverages]:
-    """Return the published averages of a section by sampler ("hMC", "pL"); none for a network of another size."""
-    table = published_numbers()[section]
-    same = [label for label in ("hMC", "pL") if label in table and num_weights == table["num_weights"]]
-    return {label: PublishedAverages(f"published {label}", **table[label]) for label in same}
-
-
-def published_value(section: str, num_weights: int, label: str, temperature: float, name: str) -> float | None:
-    """Return the published average of hMC or pL for a network of this size at a temperature, if there is one."""
-    table = published_table(section, num_weights).get(label)
-    return None if table is None else table.at(temperature, name)
-
-
-def published_averages(num_weights: int | None, settings: Mapping[str, Any]) -> list[PublishedAverages]:
-    """Return the averages published for the spin system of a run; none if the run is of another system.
-
-    `settings` are flat names and values of the run; `weight_decay`, `num_train` and `flip_probability` must be the
-    published ones where they are stated.
-    """
-    system = {"weight_decay": 10.0611, "flip_probability": 0.355, "num_train": 5.0 * (num_weights or 0)}
-    for name, value in system.items():
-        stated = settings.get(name, value)
-        if not isinstance(stated, int | float) or not math.isclose(stated, value, rel_tol=1e-3):
-            return []
-    return [a for s in ("thermodynamics", "generalization") for a in published_table(s, num_weights).values()]
-
-
-def known_average(num_weights: int, label: str, temperature: float, name: str) -> float:
-    """Return the published average of hMC or pL in any figure; NaN if there is none. U is computed from the others."""
-    if name == "potential":
-        loss, norm = (known_average(num_weights, label, temperature, n) for n in ("loss", "squared_norm"))
-        return loss + 10.0611 / (2 * num_weights) * norm
-    sections = ("thermodynamics", "generalization")
-    found = [published_value(s, num_weights, label, temperature, name) for s in sections]
-    return next((value for value in found if value is not None), math.nan)
+def published_average(
+    num_weights: int, label: str, temperature: float, name: str, sections: Sequence[str] = SPIN_SECTIONS
+) -> float:
+    """Return the published average of hMC or pL in some sections; NaN if there is none. U is computed from others."""
+    tables = (published_numbers(section, num_weights).get(label, {}) for section in sections)
+    at = f"{temperature:g}"
+    found: dict[str, float] = next((table[at] for table in tables if at in table), {})
+    if name == "potential" and found:
+        return found["loss"] + 10.0611 / (2 * num_weights) * found["squared_norm"]
+    return found.get(name, math.nan)
 
 
 def draw_legend(figure: Figure) -> None:

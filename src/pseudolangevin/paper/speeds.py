@@ -3,12 +3,12 @@
 Published seconds and D* are of other hardware; ratios compare. Balanced Langevin is measured in all figures.
 
 Performance: pseudo-Langevin as in the paper (S = 1 % of P, a temperature ratio of 0.01), and hybrid Monte Carlo with
-unit masses; the paper's moves have 1000 steps. With a million weights these take twelve minutes each, and D* is bounded
-from above: velocities are those of the temperature, so d²/N of L steps is at most T·(L·δt)², with the time step δt of
-the longest moves that were measured.
+unit masses and moves of 1000 steps. With a million weights these take twelve minutes each, and D* is bounded from
+above: velocities are those of the temperature, so d²/N of L steps is at most T·(L·δt)², with the time step δt of the
+longest moves that were measured.
 
-Variants: naive and mini-batch variants. The paper does not state whether naive pL subtracts the gradient variance; both
-are measured. Its time step gives the weight with the largest gradient variance the temperature ratio of pL.
+Variants: the paper does not state whether naive pL subtracts the gradient variance; both are measured. Its time step
+gives the weight with the largest gradient variance the temperature ratio of pL.
 
 Batch size: S = 1 % of P must be faster than smaller batches at the same interval; D* at the shortest interval of each
 sampler would favour small batches, whose steps are short.
@@ -31,8 +31,10 @@ from .. import Run, Sampler, minibatch_hybrid_monte_carlo, naive_pseudo_langevin
 from .._trees import Weights
 from ..diagnostics.averages import Average
 from ..diagnostics.diffusion import MeasuredDiffusion, measure_diffusion
-from .results import COLORS, Row, draw_legend, numbers, published_numbers, read_average, row
-from .spins import SAMPLERS, Task, near_equilibrium, spin_task
+from .results import COLORS, Row, draw_legend, published_numbers, row
+from .spins import SAMPLERS, Task, near_equilibrium, num_weights, spin_task
+
+UNKNOWN = Average(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Case:
     @property
     def where(self) -> str:
         """Size and temperature, for names of rows and parts."""
-        return f"N = {201 * self.hidden_units + 1_110}, T = {self.temperature:g}"
+        return f"N = {num_weights(self.hidden_units)}, T = {self.temperature:g}"
 
     def measure(self, sampler: Any, weights: Weights) -> MeasuredDiffusion:
         """Return the speed of a sampler.
@@ -78,9 +80,10 @@ class Case:
         sampler = make(task, weights, self)
         found = self.measure(sampler, weights)
         return {
-            **{"sampler": sampler.name, "settings": sampler.settings},
+            "sampler": sampler.name,
+            "settings": sampler.settings,
             "curve": {} if found.diffusion is None else vars(found.diffusion),
-            "coefficient": Average(found.coefficient, found.coefficient_error, math.nan),
+            "coefficient": UNKNOWN._replace(mean=found.coefficient, standard_error=found.coefficient_error),
             "seconds_per_step": found.seconds_per_step,
             "variance_share": found.refresh_seconds / found.seconds if found.seconds else math.nan,
             "time_step": np.mean(getattr(found.states, "time_step", math.nan)),
@@ -94,16 +97,14 @@ class Case:
 
 def ratio(left: Mapping[str, Any], right: Mapping[str, Any], *, same_interval: bool = False) -> Average:
     """Return the ratio of two D*, each at its own shortest interval or both at the longer one; NaN if unknown."""
-    one, two = (read_average(speed["coefficient"]) for speed in (left, right))
+    one, two = left["coefficient"], right["coefficient"]
     if not (math.isfinite(one.mean) and two.mean > 0):
-        return Average(math.nan, math.nan, math.nan)
+        return UNKNOWN
     if same_interval:
-        curves = [
-            (numbers(speed["curve"]["seconds"]), numbers(speed["curve"]["displacement"])[0]) for speed in (left, right)
-        ]
-        interval = max(seconds[0] for seconds, _ in curves)
-        first, second = (np.interp(interval, *curve) for curve in curves)
-        return Average(float(first / second), math.nan, math.nan)
+        curves = [speed["curve"] for speed in (left, right)]
+        interval = max(curve["seconds"][0] for curve in curves)
+        first, second = (np.interp(interval, curve["seconds"], curve["displacement"][0]) for curve in curves)
+        return UNKNOWN._replace(mean=float(first / second))
     value = one.mean / two.mean
     error = value * math.hypot(one.standard_error / one.mean, two.standard_error / two.mean) if one.mean else math.nan
     return Average(value, error, math.nan)
@@ -147,8 +148,8 @@ def naive(task: Task, weights: Weights, case: Case, *, subtract: bool) -> Sample
 class Comparison(NamedTuple):
     """One figure: its settings, the samplers of a case by label, and the pairs that are judged.
 
-    `pairs_of(case)` returns pairs of labels (faster, slower), the smallest accepted ratio of their D*, and whether it
-    is taken at the same interval. Pairs of which one was not measured are left out.
+    `pairs_of(case)` returns pairs of labels, faster and slower, and whether their D* are taken at the same interval.
+    Pairs of which one was not measured are left out.
     """
 
     SETTINGS: dict[str, dict[str, Any]]
@@ -169,12 +170,12 @@ class Comparison(NamedTuple):
         made: list[Row] = []
         for case in settings["cases"]:
             speeds = case.measured(found)
-            made += [row(f"D*/N in 1/s, {case.where}, {n}", read_average(s["coefficient"])) for n, s in speeds.items()]
-            for faster, slower, least, same in self.pairs_of(case):
+            made += [row(f"D*/N in 1/s, {case.where}, {label}", s["coefficient"]) for label, s in speeds.items()]
+            for faster, slower, same in self.pairs_of(case):
                 if faster in speeds and slower in speeds:
                     value = ratio(speeds[faster], speeds[slower], same_interval=same)
                     quantity = f"D*{' at the same interval' * same}, {case.where}, {faster} over {slower}"
-                    made.append(row(quantity, value, at_least=least))
+                    made.append(row(quantity, value, at_least=1.0))
             made += self.more_rows(case, speeds)
         return made
 
@@ -185,14 +186,14 @@ class Comparison(NamedTuple):
         figure = Figure(figsize=(4 * len(cases) + 2.2, 4), layout="constrained")
         for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
             curves = {label: speed["curve"] for label, speed in case.measured(found).items()}
-            tops = {n: float(np.max(numbers(c["displacement"]))) if c else 0.0 for n, c in curves.items()}
+            tops = {label: np.max(curve["displacement"]) if curve else 0.0 for label, curve in curves.items()}
             for label, curve in curves.items():
-                color, top = COLORS[labels.index(label) % len(COLORS)], tops[label]
+                style, top = {"ms": 3, "color": COLORS[labels.index(label) % len(COLORS)]}, tops[label]
                 if top > 1e-5 * max(tops.values()):
-                    axes.plot(curve["seconds"], curve["displacement"][0], "o-", ms=3, color=color, label=label)
+                    axes.plot(curve["seconds"], curve["displacement"][0], "o-", label=label, **style)
                 else:  # all moves were rejected, or decades below the others
                     text = f"below, {top:.0e} in {curve['seconds'][-1]:.0f} s" if top else "no value"
-                    axes.plot([], [], "o-", ms=3, color=color, label=f"{label}: {text}")
+                    axes.plot([], [], "o-", label=f"{label}: {text}", **style)
             axes.set(xlabel="wall-clock interval [s]", title=case.where)
             if any(tops.values()):
                 axes.set(xscale="log", yscale="log")
@@ -209,31 +210,27 @@ def compared_with_published(case: Case, speeds: Mapping[str, Mapping[str, Any]])
     """Return the rows of one case of Fig. 4 and Table A1: moves of 1000 steps, and times."""
     longest, bound, where, made = max(case.options["moves"]), "", case.where, list[Row]()
     paper, move = (speeds.get(label) for label in ("pL as in the paper", f"hMC, {longest} steps"))
-    table, known = published_numbers()["performance"], dict[str, float]()
-    for lines in zip(table["relative_diffusion"], table["seconds_between_samples"], strict=True):
-        (size, hmc, langevin), (_, published_move, step, variance) = lines
-        if (size, table["temperature"]) == (201 * case.hidden_units + 1_110, case.temperature):
-            known = {"hMC": hmc, "ratio": langevin / hmc, "move": published_move}
-            known |= {"step": step + variance, "share": variance / (step + variance)}
+    table, known = published_numbers("performance"), dict.fromkeys(("hMC", "pL", "move", "step", "variance"), math.nan)
+    if case.temperature == table["temperature"]:
+        known |= table["sizes"].get(str(num_weights(case.hidden_units)), {})
     if move is not None:
-        diffusion, seconds = read_average(move["coefficient"]).mean, float(numbers(move["seconds_per_step"]))
+        diffusion, seconds = move["coefficient"].mean, move["seconds_per_step"]
         if longest < 1_000:
             seconds *= 1_000 / (longest + 2)  # a move of L steps computes L + 2 gradients
-            flight = 1_000 * float(numbers(move["time_step"]))
-            diffusion, bound = case.temperature * flight**2 / seconds, ", bounded"
-        for label, least, published in (("pL as in the paper", None, known.get("ratio")), ("balanced", 1.0, None)):
-            if label in speeds:
-                gain = read_average(speeds[label]["coefficient"]).mean / diffusion if diffusion else math.nan
-                quantity = f"D*, {where}, {label} over hMC as in the paper{bound}"
-                made.append(row(quantity, gain, published=published, at_least=least))
-        made.append(row(f"D*/N in 1/s, {where}, hMC as in the paper{bound}", diffusion, published=known.get("hMC")))
-        made.append(row(f"seconds per move of 1000 steps, {where}{bound}", seconds, published=known.get("move")))
+            diffusion, bound = case.temperature * (1_000 * move["time_step"]) ** 2 / seconds, ", bounded"
+        hybrid = f"hMC as in the paper{bound}"
+        judged: dict[str, Any] = {"pL as in the paper": {"published": known["pL"] / known["hMC"]}}
+        judged["balanced"] = {"at_least": 1.0}
+        for label in (label for label in judged if label in speeds):
+            gain = speeds[label]["coefficient"].mean / diffusion if diffusion else math.nan
+            made.append(row(f"D*, {where}, {label} over {hybrid}", gain, **judged[label]))
+        made.append(row(f"D*/N in 1/s, {where}, {hybrid}", diffusion, published=known["hMC"]))
+        made.append(row(f"seconds per move of 1000 steps, {where}{bound}", seconds, published=known["move"]))
     if paper is not None:
-        for quantity, name, key in (
-            ("seconds per pL step", "seconds_per_step", "step"),
-            ("share of variance measurements in a pL step", "variance_share", "share"),
-        ):
-            made.append(row(f"{quantity}, {where}", float(numbers(paper[name])), published=known.get(key)))
+        seconds = known["step"] + known["variance"]
+        made.append(row(f"seconds per pL step, {where}", paper["seconds_per_step"], published=seconds))
+        quantity, share = f"share of variance measurements in a pL step, {where}", known["variance"] / seconds
+        made.append(row(quantity, paper["variance_share"], published=share))
     return made
 
 
@@ -256,7 +253,7 @@ PERFORMANCE = Comparison(
         "balanced": balanced,
         **{f"hMC, {steps} steps": partial(hybrid, steps=steps) for steps in case.options["moves"]},
     },
-    lambda case: [("balanced", f"hMC, {steps} steps", 1.0, False) for steps in case.options["moves"]],
+    lambda case: [("balanced", f"hMC, {steps} steps", False) for steps in case.options["moves"]],
     compared_with_published,
 )
 VARIANTS = Comparison(
@@ -269,7 +266,7 @@ VARIANTS = Comparison(
         "mb-hMC": partial(hybrid, steps=case.options["steps"], minibatch=True),
         "balanced": balanced,
     },
-    lambda _: [("pL", x, 1.0, False) for x in ("naive pL, variance subtracted", "naive pL", "hMC", "mb-hMC")],
+    lambda _: [("pL", x, False) for x in ("naive pL, variance subtracted", "naive pL", "hMC", "mb-hMC")],
 )
 BATCH_SIZE = Comparison(
     _settings((Case(5_000, 1e-6, 25, 4, 20_480, {"steps": 1}),), (Case(10, 2e-4, 20, 6, 15_600, {"steps": 20}),)),
@@ -279,8 +276,8 @@ BATCH_SIZE = Comparison(
         "hMC": partial(hybrid, steps=case.options["steps"]),
     },
     lambda _: [
-        *(("pL, S = 1 % of P", f"pL, S = {share:g} % of P", 1.0, True) for share in (0.5, 0.1)),
-        ("pL, S = 1 % of P", "hMC", 1.0, False),
+        *(("pL, S = 1 % of P", f"pL, S = {share:g} % of P", True) for share in (0.5, 0.1)),
+        ("pL, S = 1 % of P", "hMC", False),
     ],
 )
 SUBOPTIMAL = Comparison(
@@ -298,8 +295,8 @@ SUBOPTIMAL = Comparison(
         **{f"balanced, ratio {value:g}": partial(balanced, ratio=value) for value in (0.1, 0.01)},
     },
     lambda case: [
-        ("pL, ratio 0.01", "pL, ratio 0.001", 1.0, False),
-        (*(f"hMC, {steps} steps" for steps in case.options["steps"]), 1.0, False),
-        ("balanced, ratio 0.1", "balanced, ratio 0.01", 1.0, False),
+        ("pL, ratio 0.01", "pL, ratio 0.001", False),
+        (*(f"hMC, {steps} steps" for steps in case.options["steps"]), False),
+        ("balanced, ratio 0.1", "balanced, ratio 0.01", False),
     ],
 )

@@ -1,14 +1,15 @@
-"""Spin-vector task of the paper: data, network and potential of one size, starts, chains, and speeds of samplers."""
+"""Spin-vector task of the paper: data, network and potential of one size, starts, chains, and their files."""
 
 from __future__ import annotations
 
 import math
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +24,14 @@ SAMPLERS: dict[str, Any] = {
     **{"balanced": samplers.SAMPLERS["balanced_langevin"], "pL": samplers.SAMPLERS["pseudo_langevin"]},
     **{"hMC": samplers.SAMPLERS["hybrid_monte_carlo"], "Adam": samplers.SAMPLERS["adam"]},
 }
+
+OFTEN = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7}
+"""Settings with frequent measurements of 𝒱, which falls by orders of magnitude from random weights on."""
+
+
+def num_weights(hidden_units: int) -> int:
+    """Return N of a network of the paper."""
+    return 201 * hidden_units + 1_110
 
 
 @dataclass(frozen=True)
@@ -44,15 +53,16 @@ class Task:
         """Number of weights, N."""
         return trees.num_weights(self.shapes)
 
-    @property
-    def measuring(self) -> dict[str, int]:
-        """Arguments of `sample` for observables: a part of the examples where all of them take long."""
-        return {"observe_examples": 150_000, "chunk_size": 25_000} if self.num_weights > 500_000 else {}
-
     def starts(self, num_steps: int, *, seed: int = 0, **options: Any) -> Weights:
         """Return starts without dead classes, leading axes (1, start), from a training by Adam."""
         system = (self.potential, self.train, self.network.init)
         return jax.tree.map(lambda w: w[None], trained_starts(*system, num_steps=num_steps, key=seed, **options))
+
+
+def network_task(hidden_units: int, train: Dataset, test: Dataset, weight_decay: float) -> Task:
+    """Return the task of a network with ReLU on the scores, as in the paper."""
+    network = models.feedforward((100, hidden_units, 100, 10), output_activation="relu")
+    return Task(train, test, network, classification(network.apply, weight_decay=weight_decay))
 
 
 @cache
@@ -62,10 +72,9 @@ def spin_task(hidden_units: int, *, num_train: int | None = None, data_seed: int
     The published data set is not available, and data sets differ: over seeds 0 to 15 the loss of the ideal classifier
     spreads from 0.297 to 0.328. Seed 6 has 0.324 at P = 55 800; the published averages imply about 0.320.
     """
-    network = models.feedforward((100, hidden_units, 100, 10), output_activation="relu")
-    num_train = num_train or 5 * (201 * hidden_units + 1_110)
+    num_train = num_train or 5 * num_weights(hidden_units)
     train, test = tasks.spin_vectors(jax.random.key(data_seed), num_train=num_train, num_test=round(0.18 * num_train))
-    return Task(train, test, network, classification(network.apply, weight_decay=10.0611))
+    return network_task(hidden_units, train, test, weight_decay=10.0611)
 
 
 def ideal_loss(task: Task, flip_probability: float = 0.355) -> float:
@@ -88,14 +97,14 @@ def stored(path: Path, task: Task, make: Callable[[], Weights] | None = None) ->
     return jax.tree.unflatten(structure, leaves)
 
 
-def end_of(out: Path, task: Task, temperature: float) -> Path:
-    """Return the file with the last weights of a long chain, from which comparisons of speed start."""
-    return out / f"end-{task.num_weights}-{temperature:g}.npz"
-
-
 def keep(path: Path, weights: Weights) -> None:
     """Write weights for `stored`."""
     np.savez(path, *map(np.asarray, jax.tree.leaves(weights)))
+
+
+def end_of(out: Path, task: Task, temperature: float) -> Path:
+    """Return the file with the last weights of a long chain, such as the phases of `generalization`."""
+    return out / f"end-{task.num_weights}-{temperature:g}.npz".replace("e-0", "e-")
 
 
 def adam_starts(task: Task, out: Path, *, num_starts: int, epochs: int, seed: int = 0) -> Weights:
@@ -119,16 +128,18 @@ class Chains:
     settings: Mapping[str, Any]
 
     def sample(self, sampler: Callable[..., Sampler], task: Task, starts: Weights, **options: Any) -> Result:
-        """Return the chains of a sampler, made from the settings; `options` are further arguments of `sample`.
+        """Return one chain of a sampler from each start; `options` are further arguments of `sample`.
 
-        Everything is compiled before, by a run of one record, so that the time limit is one of sampling.
+        Large networks are observed on a part of the examples. Everything is compiled before, by a run of one record, so
+        that the time limit is one of sampling.
         """
-        made, every = sampler(task.potential, task.train, **self.settings), self.record_every
+        made = sampler(task.potential, task.train, **self.settings)
+        options |= {"num_chains": jax.tree.leaves(starts)[0].shape[1], "record_every": self.record_every}
+        if task.num_weights > 500_000:
+            options |= {"observe_examples": 150_000, "chunk_size": 25_000}
         with warnings.catch_warnings(action="ignore"):
-            sample(made, starts, num_steps=every, record_every=every, **options)
-        return sample(
-            made, starts, num_steps=self.num_steps, record_every=every, max_seconds=self.max_seconds, **options
-        )
+            sample(made, starts, num_steps=self.record_every, **options)
+        return sample(made, starts, num_steps=self.num_steps, max_seconds=self.max_seconds, **options)
 
 
 def chains(num_steps: int, record_every: int, max_seconds: float, **settings: Any) -> Chains:
@@ -136,36 +147,77 @@ def chains(num_steps: int, record_every: int, max_seconds: float, **settings: An
     return Chains(num_steps, record_every, max_seconds, settings)
 
 
-def often(num_steps: int, record_every: int, max_seconds: float, refresh: int = 1_024, **settings: Any) -> Chains:
-    """Return chains that measure the gradient variance often: from random weights it falls by orders of magnitude."""
-    settings |= {"refresh_every": refresh, "max_refresh_interval": refresh, "warmup_refreshes": 7}
-    return Chains(num_steps, record_every, max_seconds, settings)
+class Phase(NamedTuple):
+    """Chains of one figure that follow each other."""
+
+    name: str
+    temperatures: tuple[float, ...]  # none for training by Adam
+    chains: Chains
+    start: str = "random"  # weights, or the phase that is continued
+    weight_decay: float | None = None  # λ, where it is not the main one
+    held_out: float = 0.0  # share of the training examples that is set aside for early stopping of Adam
+
+    @property
+    def sampler(self) -> str:
+        """Sampler that the name of the phase lists, or else pL."""
+        return next((word for word in re.split(", | on ", self.name) if word in SAMPLERS), "pL")
+
+    def run(self, task: Task, prefix: Path, settings: Mapping[str, Any], *, together: bool) -> dict[str, Any]:
+        """Return what is kept of the chains, from all starts together or from the first that keeps every class.
+
+        The last weights of each phase are kept in a file whose name begins with `prefix`.
+        """
+
+        def path(name: str) -> Path:
+            return prefix.with_name(f"{prefix.name}-{task.num_weights}-{name.replace(' ', '-')}.npz")
+
+        random = {"num_starts": settings["num_starts"], "seed": settings["seed"], "untrained": True}
+        make = partial(task.starts, settings["start_steps"], **random)
+        starts = stored(path(self.start), task, make if self.start == "random" else None)
+        options: dict[str, Any] = {"temperatures": self.temperatures} if self.temperatures else {}
+        options["test"], sampler, system = task.test.head(200_000), SAMPLERS[self.sampler], task
+        if self.held_out:
+            train, num_train = task.train, round((1 - self.held_out) * task.train.num_examples)
+            validation = Dataset(train.inputs[num_train:], train.targets[num_train:])
+            sampler = partial(sampler, validation=validation, validate_every=self.chains.record_every)
+            system = replace(task, train=train.head(num_train))
+        num_starts = jax.tree.leaves(starts)[0].shape[1]
+        groups = [slice(None)] if together else [slice(i, i + 1) for i in range(num_starts)]
+        for attempt, group in enumerate(groups):
+            start = jax.tree.map(lambda w, group=group: w[:, group], starts)
+            result = self.chains.sample(sampler, system, start, key=settings["seed"] + attempt, **options)
+            last = result.trace.isel(draw=-1)
+            if np.isfinite(last["test_error"]).all() and not last["dead_class"].any():
+                break
+        if len(self.temperatures) <= 1:
+            keep(path(self.name), result.weights)
+        return described(result) | {"attempts": attempt + 1}
 
 
-def described(result: Result, discard: float = DEFAULT_DISCARD, curves: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what is kept of some chains: averages at every temperature, dead classes, and curves along the chains.
+def described(result: Result, discard: float = DEFAULT_DISCARD) -> dict[str, Any]:
+    """Return what is kept of some chains: averages at every temperature, dead classes, and the test error along them.
 
     The averages leave out chains that stopped or have a dead class at the end, unless all of them have one.
     """
     dead = result.trace["dead_class"].isel(draw=-1).any("class")
     alive = dead.all("chain") | ~dead
     trace = kept(result.trace, discard)
-    names = ("loss", "squared_norm", "error", "potential", "test_error", "acceptance", "gradient_variance")
+    names = ("loss", "squared_norm", "error", "potential", "test_error", "acceptance")
     values: dict[str, Any] = {name: trace[name] for name in names if name in trace}
-    if "gradient_variance" in values:  # weighted mean over the first two layers, as published
+    if "gradient_variance" in trace:  # weighted mean over the first two layers, as published
+        layers = trace["gradient_variance"].transpose("layer", ...)
         sizes = [trees.num_weights(jax.tree.map(lambda w: w[0, 0], x)) for x in trees.layers(result.weights).values()]
-        first = values["gradient_variance"].isel(layer=slice(2))
-        values["gradient_variance"] = sum(first[..., i] * sizes[i] for i in range(2)) / sum(sizes[:2])
-        values |= {f"gradient_variance_{i + 1}": trace["gradient_variance"].isel(layer=i) for i in range(len(sizes))}
-    found = {name: average_by_temperature(value.where(alive), trace) for name, value in values.items()}
+        values["gradient_variance"] = (layers[0] * sizes[0] + layers[1] * sizes[1]) / (sizes[0] + sizes[1])
+        values |= {f"gradient_variance_{number}": layer for number, layer in enumerate(layers, start=1)}
+    averages = {name: average_by_temperature(value.where(alive), trace) for name, value in values.items()}
+    last = {"best_step": result.trace["best_step"].isel(draw=-1)} if "best_step" in result.trace else {}
+    curves = {name: result.trace[name] for name in ("step", "test_error") if "test_error" in result.trace}
     return {
         "temperatures": trace["temperature"].values,
         "steps": int(result.trace["step"][-1]),
-        "averages": [{name: column[i] for name, column in found.items()} for i in range(trace.sizes["temperature"])],
+        "averages": [dict(zip(averages, each, strict=True)) for each in zip(*averages.values(), strict=True)],
         "dead": dead.values,
-        "step": result.trace["step"].values if curves else [],
-        **{name: result.trace[name].values for name in curves},
-        **({"best_step": result.trace["best_step"].isel(draw=-1).values} if "best_step" in result.trace else {}),
+        **{name: values.values for name, values in (last | curves).items()},
     }
 
 
@@ -177,20 +229,16 @@ def near_equilibrium(task: Task, temperature: float, out: Path, seconds: float, 
     """
 
     def make() -> Weights:
-        small, num_examples = task.num_weights < 500_000, task.train.num_examples
-        start = task.starts(2_000, num_starts=2 if small else 1, seed=seed, untrained=not small)
-        levels, length = [temperature], often(20_480, 4_096, seconds)
-        if small:
-            levels = np.geomspace(max(temperature, min(10 * temperature, 1 / num_examples)), temperature, 8).tolist()
-            length = chains(5_000, 5_000, seconds / 8, batch_size=min(num_examples // 10, 5_580))
+        if task.num_weights < 500_000:
+            highest = max(temperature, min(10 * temperature, 1 / task.train.num_examples))
+            levels, start = np.geomspace(highest, temperature, 8), task.starts(2_000, num_starts=2, seed=seed)
+            batch_size = min(task.train.num_examples // 10, 5_580)
+            sampler, length = SAMPLERS["balanced"], chains(5_000, 5_000, seconds / 8, batch_size=batch_size)
+        else:
+            levels, start = np.array([temperature]), task.starts(2_000, seed=seed, untrained=True)
+            sampler, length = SAMPLERS["pL"], chains(20_480, 4_096, seconds, **OFTEN)
         for level in levels:
-            options: dict[str, Any] = {
-                "temperatures": [level],
-                "num_chains": jax.tree.leaves(start)[0].shape[1],
-                "key": seed,
-            }
-            options |= task.measuring
-            start = length.sample(SAMPLERS["balanced" if small else "pL"], task, start, **options).weights
+            start = length.sample(sampler, task, start, temperatures=[float(level)], key=seed).weights
         return start
 
     return stored(end_of(out, task, temperature), task, make)

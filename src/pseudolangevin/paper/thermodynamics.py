@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from .results import COLORS, LABELS, Row, averages_by_name, difference, known_average, row
-from .spins import SAMPLERS, Chains, adam_starts, chains, described, end_of, ideal_loss, keep, spin_task, stored
+from ..diagnostics.averages import DEFAULT_DISCARD, Average
+from .results import COLORS, LABELS, Row, difference, published_average, row
+from .spins import SAMPLERS, Chains, Phase, adam_starts, chains, described, end_of, ideal_loss, keep, spin_task, stored
 
 NAMES = {**LABELS, "potential": "U"}
 
@@ -34,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "temperatures": (3e-5, 2e-5, 1e-5, 3e-6, 2e-6, 1e-6),
         "levels": (3e-5, 2e-5, 1.4e-5, 1e-5, 8e-6, 6.5e-6, 5e-6, 4e-6, 3e-6, 2.5e-6, 2e-6, 1.6e-6, 1.3e-6, 1e-6),
         "cold": 9e-6,  # temperature below which batches are larger
-        # Chains of every cooling at one level: sampler and length. The first is the slowest.
+        # Chains of every cooling at one level: sampler and length. hMC follows the first, the slowest.
         "coolings": {
             "balanced": _pair(40_000, 400, 30),
             "balanced, 4 times as fast": _pair(10_000, 200, 10),
@@ -70,56 +71,54 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
-    """Cool at every rate, one part for each temperature; continue with hMC; then follow the paper's protocol."""
-    task, seed, temperatures = partial(spin_task, settings["hidden_units"]), settings["seed"], settings["temperatures"]
-    options: dict[str, Any] = {"num_chains": settings["num_chains"], "key": seed}
-    first = next(iter(settings["coolings"]))
-
-    def level(label: str, index: int) -> dict[str, Any]:
-        temperature, pair = settings["levels"][index], settings["coolings"][label]
-        path = partial(lambda t: out / f"cooled-{label.replace(' ', '-')}-{t:g}.npz")
-        first_start = partial(task().starts, settings["start_steps"], num_starts=settings["num_chains"], seed=seed)
-        before = out / f"start-{task().num_weights}.npz" if index == 0 else path(settings["levels"][index - 1])
-        start = stored(before, task(), first_start if index == 0 else None)
-        sampler, chosen = SAMPLERS[label.partition(",")[0]], pair[temperature < settings["cold"]]
-        result = chosen.sample(sampler, task(), start, temperatures=[temperature], **options)
-        keep(path(temperature), result.weights)
-        if label == first:
-            keep(end_of(out, task(), temperature), result.weights)
-        return described(result)
-
-    def continued(temperature: float) -> dict[str, Any]:
-        start, more = stored(end_of(out, task(), temperature), task()), options | {"key": seed + 1}
-        result = settings["hybrid"].sample(SAMPLERS["hMC"], task(), start, temperatures=[temperature], **more)
-        return described(result, 0.2)
-
-    def from_adam(label: str) -> dict[str, Any]:
-        starts = adam_starts(task(), out, **settings["adam"])
-        more = {"temperatures": temperatures, "num_chains": settings["adam"]["num_starts"], "key": seed + 2}
-        return described(settings["from Adam"][label].sample(SAMPLERS[label], task(), starts, **more))
-
-    parts.measure("data", 1, lambda: {"ideal_loss": ideal_loss(task())})
+def phases_of(settings: Mapping[str, Any]) -> list[Phase]:
+    """Return the chains of all parts: cooled at every rate, hMC from the slowest, and the paper's protocol."""
+    made = list[Phase]()
     for label, pair in settings["coolings"].items():
-        for index, t in enumerate(settings["levels"]):
-            seconds = pair[t < settings["cold"]].max_seconds
-            if parts.measure(f"cooled, {label}, T = {t:g}", seconds, partial(level, label, index)) is None:
-                break
+        start = "trained"
+        for t in settings["levels"]:
+            made.append(Phase(f"cooled, {label}, T = {t:g}", (t,), pair[t < settings["cold"]], start))
+            start = made[-1].name
+        for t in sorted(settings["temperatures"]) if label == "balanced" else ():
+            made.append(Phase(f"cooled, hMC, T = {t:g}", (t,), settings["hybrid"], f"cooled, balanced, T = {t:g}"))
+    protocol = settings["from Adam"].items()
+    return made + [Phase(f"from Adam, {label}", settings["temperatures"], length, "Adam") for label, length in protocol]
+
+
+def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
+    """Run the phases, one part for each."""
+
+    def path(name: str) -> Path:
+        return out / f"{name.replace(' ', '-')}.npz"
+
+    def run(phase: Phase) -> dict[str, Any]:
+        task = spin_task(settings["hidden_units"])
+        if phase.start == "Adam":
+            starts = adam_starts(task, out, **settings["adam"])
         else:
-            for t in sorted(temperatures) if label == first else ():
-                part = f"cooled, hMC, T = {t:g}"
-                parts.measure(part, settings["hybrid"].max_seconds + 5, partial(continued, t))
-    for index, (label, length) in enumerate(settings["from Adam"].items()):  # the first trains
-        seconds = length.max_seconds + 60 * (index == 0)
-        parts.measure(f"from Adam, {label}", seconds, partial(from_adam, label))
+            how = {"num_starts": settings["num_chains"], "seed": settings["seed"]}
+            make = partial(task.starts, settings["start_steps"], **how)
+            starts = stored(path(phase.start), task, make if phase.start == "trained" else None)
+        options: dict[str, Any] = {"temperatures": phase.temperatures, "key": settings["seed"]}
+        result = phase.chains.sample(SAMPLERS[phase.sampler], task, starts, **options)
+        keep(path(phase.name), result.weights)
+        if phase.name.startswith("cooled, balanced, T"):
+            keep(end_of(out, task, phase.temperatures[0]), result.weights)
+        return described(result, 0.2 if phase.name.startswith("cooled, hMC") else DEFAULT_DISCARD)
+
+    parts.measure("data", 1, lambda: {"ideal_loss": ideal_loss(spin_task(settings["hidden_units"]))})
+    for phase in phases_of(settings):
+        if phase.start in ("trained", "Adam", *parts.found):
+            training = 60 if phase.start == "Adam" else 5
+            parts.measure(phase.name, phase.chains.max_seconds + training, partial(run, phase))
 
 
-def averages_of(found: Mapping[str, Any]) -> dict[str, dict[float, Any]]:
+def averages_of(found: Mapping[str, Any]) -> dict[str, dict[float, dict[str, Average]]]:
     """Return the averages by kind of run, such as "cooled, balanced", and temperature."""
     made: dict[str, dict[float, Any]] = {}
     for part, value in found.items():
-        for index, temperature in enumerate(value.get("temperatures", ())):
-            made.setdefault(part.partition(", T = ")[0], {})[temperature] = averages_by_name(value, index, NAMES)
+        for temperature, averages in zip(value.get("temperatures", ()), value.get("averages", ()), strict=True):
+            made.setdefault(part.partition(", T = ")[0], {})[temperature] = averages
     return made
 
 
@@ -131,33 +130,34 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     averages, made = averages_of(found), list[Row]()
     slow, reference = (averages.get(kind, {}) for kind in ("cooled, balanced", "cooled, hMC"))
     factor = found.get("data", {}).get("ideal_loss", np.nan) / settings["published_ideal_loss"]
-    for temperature, (kind, by_temperature) in itertools.product(settings["temperatures"], averages.items()):
-        if (values := by_temperature.get(temperature)) is None:
+    for t, (kind, by_temperature) in itertools.product(settings["temperatures"], averages.items()):
+        if (values := by_temperature.get(t)) is None:
             continue
-        where, cold = f"at T = {temperature:g}, {kind}", temperature < settings["equilibrium"]
+        where, cold, potential = f"at T = {t:g}, {kind}", t < settings["equilibrium"], values["potential"]
         if "fast" in kind:
-            if temperature in slow:
-                chosen = (values["potential"], slow[temperature]["potential"])
-                made.append(difference(f"U {where} over slow cooling", *chosen, None))
+            if t in slow:
+                made.append(difference(f"U {where} over slow cooling", potential, slow[t]["potential"], None))
             continue
-        published = partial(known_average, settings["num_weights"], "pL" if "pL" in kind else "hMC", temperature)
-        lowest, potential = slow.get(temperature, values)["potential"].mean, values["potential"].mean
-        reason = None
-        if potential > 1.002 * lowest:
-            reason = f"The chains are not at equilibrium: U is {potential:.4f}, and {lowest:.4f} after slow cooling."
-        elif cold and potential < (known := published("potential")):
-            reason = f"U is {potential:.4f}, lower than the published {known:.4f}: nearer to equilibrium."
+        published = partial(published_average, settings["num_weights"], "pL" if "pL" in kind else "hMC", t)
+        lowest, known, reason = slow.get(t, values)["potential"].mean, published("potential"), None
+        if potential.mean > 1.002 * lowest:
+            text = f"U is {potential.mean:.4f}, and {lowest:.4f} after slow cooling"
+            reason = f"The chains are not at equilibrium: {text}."
+        elif cold and potential.mean < known:
+            reason = f"U is {potential.mean:.4f}, lower than the published {known:.4f}: nearer to equilibrium."
         for name in NAMES:
-            known, limit = published(name), {"potential": 0.01}.get(name, 0.05) if cold else 0.02
+            known = published(name)
             scaled = known + (factor - 1) * published("loss") if name == "potential" else factor * known
             scaled = np.nan if name == "squared_norm" else scaled
-            lower = name == "potential" and cold and potential < scaled  # passes, as it is nearer to equilibrium
-            options: dict[str, Any] = {"scaled": scaled, "tolerance": None if lower else limit, "relative": True}
-            made.append(row(f"{name} {where}", values[name], published=known, reason=reason, **options))
-            if temperature in reference and kind in ("cooled, balanced", "cooled, pL"):
+            limit: float | None = 0.02 if not cold else 0.01 if name == "potential" else 0.05
+            if name == "potential" and cold and potential.mean < scaled:
+                limit = None  # it passes, as it is nearer to equilibrium
+            options: dict[str, Any] = {"scaled": scaled, "tolerance": limit, "relative": True, "reason": reason}
+            made.append(row(f"{name} {where}", values[name], published=known, **options))
+            if t in reference and kind in ("cooled, balanced", "cooled, pL"):
                 if "pL" in kind and not cold:
                     reason = "pL subtracts variances only: the collective directions of the noise are too hot."
-                chosen = (values[name], reference[temperature][name])
+                chosen = (values[name], reference[t][name])
                 made.append(difference(f"{name} {where} over hMC", *chosen, 0.02, reason=reason))
     return made
 
@@ -166,9 +166,9 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
     """Draw averages against temperature, and U relative to the slowest cooling for every rate and protocol."""
     figure = Figure(figsize=(11.5, 6.5), layout="constrained")
     panels, averages = figure.subplots(2, 3), averages_of(found)
-    slow, size = averages.get("cooled, balanced", {}), settings["num_weights"]
-    for index, (kind, by_temperature) in enumerate(averages.items()):
-        style = {"color": COLORS[index % len(COLORS)], "marker": "osD^v<>p"[index], "ms": 4, "lw": 1}
+    slow = averages.get("cooled, balanced", {})
+    for color, marker, (kind, by_temperature) in zip(COLORS, "osD^v<>p", averages.items(), strict=False):
+        style = {"color": color, "marker": marker, "ms": 4, "lw": 1}
         levels = sorted(by_temperature)
         for axes, (name, label) in zip(panels.flat, NAMES.items(), strict=False):
             axes.plot(levels, [by_temperature[t][name].mean for t in levels], label=kind, **style)
@@ -177,11 +177,11 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
         ratios = [100 * (by_temperature[t]["potential"].mean / slow[t]["potential"].mean - 1) for t in common]
         panels[1, 1].plot(common, ratios, **style)
     panels[1, 1].set(xscale="log", xlabel="temperature T", ylabel="U above slow cooling [%]")
-    for marker, label in zip("so", ("hMC", "pL"), strict=True):
-        for axes, name in zip(panels.flat, NAMES, strict=False):
-            known = [known_average(size, label, t, name) for t in settings["temperatures"]]
-            if np.isfinite(known).any():
-                axes.plot(settings["temperatures"], known, f"k{marker}", mfc="none", ms=9, label=f"published {label}")
+    for (marker, label), (index, name) in itertools.product({"s": "hMC", "o": "pL"}.items(), enumerate(NAMES)):
+        known = [published_average(settings["num_weights"], label, t, name) for t in settings["temperatures"]]
+        style = {"marker": marker, "mfc": "none", "ms": 9, "color": "k", "ls": "", "label": f"published {label}"}
+        if np.isfinite(known).any():
+            panels.flat[index].plot(settings["temperatures"], known, **style)
     panels[1, 2].set_axis_off()
     panels[1, 2].legend(*panels[0, 0].get_legend_handles_labels(), loc="center", frameon=False, fontsize=8)
     return figure
