@@ -4,23 +4,16 @@ To add one, write a file with a subclass of `base.Sampler` that defines `init` a
 below, where `pl.NAME` and the command line find it.
 """
 
+from typing import Any
+
 from .adam import Adam
 from .balanced import BalancedLangevin
 from .base import HEALTHY, Sampler, Status
 from .hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
 from .langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
 
-SAMPLERS = {
-    sampler.name: sampler
-    for sampler in (
-        BalancedLangevin,
-        PseudoLangevin,
-        NaivePseudoLangevin,
-        FullBatchLangevin,
-        HybridMonteCarlo,
-        MinibatchHybridMonteCarlo,
-        Adam,
-    )
-}
+_LANGEVIN = (BalancedLangevin, PseudoLangevin, NaivePseudoLangevin, FullBatchLangevin)
+_OTHERS = (HybridMonteCarlo, MinibatchHybridMonteCarlo, Adam)
+SAMPLERS: dict[str, Any] = {sampler.name: sampler for sampler in (*_LANGEVIN, *_OTHERS)}
 
 __all__ = ["HEALTHY", "SAMPLERS", "Sampler", "Status"]
