@@ -116,17 +116,7 @@ class Sampler(ABC):
                 remedy = "use hybrid_monte_carlo or full_batch_langevin"
                 raise ValueError(f"a log_density has no data, so {self.name} has no mini-batches; {remedy}")
             object.__setattr__(self, "dataset", Dataset(jnp.zeros((1,)), jnp.zeros((1,))))
-        hints: dict[str, Any] = {}
-        for kind in reversed(type(self).__mro__):
-            with suppress(NameError):  # a type that is imported for type checkers only
-                hints |= get_annotations(kind, eval_str=True)
-        for name, hint in hints.items():
-            value, members = getattr(self, name), (hint, *get_args(hint))
-            if get_origin(hint) is Literal:
-                trees.check_choice(name, value, get_args(hint))
-            if value is not None or type(None) not in members:
-                for check in (check for member in members for check in getattr(member, "__metadata__", ())):
-                    check(name, value)
+        _check_by_type(self)
 
     def complete_batch_size(self, share: float, minimum: int, exact: str) -> None:
         """Fill in the default batch size, a share of the data set, and validate it; `exact` is the exact sampler."""
@@ -292,6 +282,21 @@ class Sampler(ABC):
 
 def _fields(sampler: Sampler) -> dict[str, Any]:
     return {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
+
+
+def _check_by_type(sampler: Sampler) -> None:
+    """Apply the checks of the types of all settings, such as `Positive`, and of literals."""
+    hints: dict[str, Any] = {}
+    for kind in reversed(type(sampler).__mro__):
+        with suppress(NameError):  # a type that is imported for type checkers only
+            hints |= get_annotations(kind, eval_str=True)
+    for name, value in _fields(sampler).items():
+        members = (hints.get(name), *get_args(hints.get(name)))
+        if get_origin(members[0]) is Literal:
+            trees.check_choice(name, value, members[1:])
+        for check in (check for member in members for check in getattr(member, "__metadata__", ())):
+            if value is not None or type(None) not in members:
+                check(name, value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,10 +1,5 @@
 """Hybrid Monte Carlo: a move is a velocity-Verlet trajectory and a Metropolis decision on the exact energy.
 
-| sampler        | gradient           | Metropolis          |
-|----------------|--------------------|---------------------|
-| hMC            | exact, chunked     | on the exact energy |
-| mini-batch hMC | one batch per move | on the exact energy |
-
 With H(w, p) = U(w) + Σ p²/(2M) (eq:Hamiltonian), a move draws p ~ N(0, M·T), follows L steps of `integrator` at c1 = 1,
 and accepts the end point with probability min(1, exp(−ΔH/T)). The trajectory is reversible and preserves volume for any
 gradient that is a fixed function of the weights during the move, so both samplers sample exp(−U/T) exactly.

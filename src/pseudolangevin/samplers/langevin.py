@@ -1,11 +1,5 @@
 """Langevin samplers: pseudo-Langevin, naive pseudo-Langevin and full-batch Langevin.
 
-| sampler             | gradient   | masses                                | variance subtracted |
-|---------------------|------------|---------------------------------------|---------------------|
-| pseudo-Langevin     | mini-batch | from the measured noise, kept current | yes                 |
-| naive pL            | mini-batch | uniform, with a small time step       | by choice           |
-| full-batch Langevin | exact      | uniform, or given                     | no noise            |
-
 `Langevin` is the step they share, `MinibatchLangevin` adds the measurement of the gradient variance 𝒱, and
 `NoiseMassLangevin` the masses that are set from it.
 """
