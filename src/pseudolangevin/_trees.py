@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -33,7 +32,20 @@ Selection: TypeAlias = str | Sequence[str]  # one or several patterns of names o
 
 LARGE_TENSOR = 2**22  # entries; larger tensors are neither packed nor given noise from the common vector
 
-zeros_like, select, largest = optax.tree.zeros_like, optax.tree.where, optax.tree.max
+
+def zeros_like(weights: Weights) -> Weights:
+    """Return zeros, shaped like `weights`."""
+    return jax.tree.map(jnp.zeros_like, weights)
+
+
+def select(condition: Array, yes: Any, no: Any) -> Any:
+    """Return one of two trees, by a scalar boolean."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def largest(tree: Any) -> Array:
+    """Return the largest entry of all leaves."""
+    return jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(tree)]))
 
 
 def num_weights(weights: Weights) -> int:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import linalg
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
@@ -136,23 +135,6 @@ def test_masses_are_raised_where_the_friction_would_be_noisy(small_task):
     assert loads[0] > 2 * loads[1]
     ratios = [float(trace.temperature_ratio.sel(quantile=0.5)[-1]) for trace in traces]
     assert ratios[0] < 0.5 * ratios[1]
-
-
-def test_the_weights_at_mid_drift_are_exact_on_quadratics_for_any_covariance_of_the_noise():
-    """The stationary covariance of the linear map, with curvature, noise and masses that do not commute."""
-    rng, one = np.random.default_rng(2), np.eye(5)
-    curvature, noise = (a @ a.T for a in rng.normal(size=(2, 5, 5)))
-    mass, temperature, retained = np.diag(rng.uniform(0.5, 3, 5)), 0.7, 0.9
-    noise *= 1.5 / np.linalg.eigvalsh(noise)[-1]
-    curvature *= 0.5 / np.linalg.eigvalsh(curvature)[-1]
-    kick, velocity = (1 + retained) / 2, np.linalg.inv(mass)
-    kept = retained * one - kick**2 / ((1 + retained) * temperature) * noise @ velocity
-    step = np.block([[one, velocity], [-kick * curvature, kept - kick * curvature @ velocity]])
-    injected = np.zeros((10, 10))
-    injected[5:, 5:] = (1 - retained**2) * mass * temperature + kick**2 * noise
-    covariance = linalg.solve_discrete_lyapunov(step, injected)
-    middle = np.block([one, velocity / 2])
-    np.testing.assert_allclose(middle @ covariance @ middle.T @ curvature / temperature, one, atol=1e-10)
 
 
 @pytest.mark.parametrize("size", [40, 400])

@@ -99,7 +99,7 @@ def test_the_validation_set_is_an_argument_of_compiled_functions_and_does_not_ch
     potential, train, validation, weights = overfitting
     plain = pl.adam(potential, train, batch_size=20, learning_rate=1e-2)
     validated = pl.adam(potential, train, batch_size=20, learning_rate=1e-2, validation=validation)
-    assert validated.settings["num_validation"] == 400
+    assert validated.settings["validation"] == "given"
     state = validated.init(jax.random.key(0), weights)
     program = jax.make_jaxpr(lambda s, state: s.refresh(state))(validated, state)
     assert all(np.size(constant) < validation.num_examples for constant in program.consts)

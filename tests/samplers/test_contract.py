@@ -192,8 +192,7 @@ def test_a_chain_that_is_not_finite_is_put_back_and_one_that_stopped_does_not_mo
 
 def test_settings_are_the_fields_and_replace_changes_them(result):
     sampler = result.sampler
-    fields = {field.name for field in dataclasses.fields(sampler)} - {"potential", "dataset", "validation"}
-    assert set(sampler.settings) - {"num_validation"} == fields
+    assert set(sampler.settings) == {field.name for field in dataclasses.fields(sampler)} - {"potential", "dataset"}
     json.dumps(sampler.settings)
     assert repr(sampler) == f"{sampler.name}({', '.join(f'{n}={v!r}' for n, v in sampler.settings.items())})"
     name = "batch_size" if sampler.batch_size is not None else "time_step"

@@ -10,7 +10,6 @@ import pytest
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin import integrator, masses
-from pseudolangevin._trees import Stream, normal_like, stream_key
 
 # Far apart, so that the statistical error of 𝒱 from 200 mini-batches takes no ratio above the maximum.
 RATIO, MAX_RATIO, T = 0.02, 0.2, 1e-3
@@ -121,14 +120,6 @@ def test_a_reset_restores_nominal_masses_and_redraws_every_momentum(small_task, 
     assert (trees.ravel(after.half_step_momentum) != trees.ravel(before.half_step_momentum)).all()
 
 
-def test_the_share_of_resets_is_the_probability(small_task, started):
-    sampler = make(small_task, reset_probability=0.3, variance_block=2, variance_max_batches=2, batch_size=2)
-    steps = jnp.arange(1, 401)
-    resets = jax.jit(jax.vmap(lambda s, n: s.refresh(started[1]._replace(step=n)).num_resets, in_axes=(None, 0)))
-    share = float(np.mean(resets(sampler, steps)))
-    assert abs(share - 0.3) < 3 * np.sqrt(0.3 * 0.7 / len(steps))
-
-
 def test_the_interval_grows_while_measurements_agree_and_starts_again_otherwise(started):
     sampler, state = started
     intervals = []
@@ -169,31 +160,6 @@ def test_only_chains_that_are_due_and_running_are_refreshed(started):
     due = state._replace(step=state.next_refresh)
     stopped = due._replace(status=jnp.asarray(pl.Status.NON_FINITE, jnp.int32))
     assert [int(guarded(sampler, s)) for s in (state, due, stopped)] == [0, 1, 0]
-
-
-def test_a_full_batch_step_is_that_of_the_integrator_without_variance(small_task):
-    given = jax.tree.map(lambda w: 1.0 + jnp.abs(w), small_task.weights)
-    sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.1, masses=given)
-    state = start(sampler, small_task.weights)
-    np.testing.assert_array_equal(trees.ravel(state.masses), trees.ravel(given))
-    moved = jax.jit(lambda s, state: s.step(state, None))(sampler, state)
-    gradient = jax.grad(small_task.potential.energy)
-    weights, momentum = integrator.step(
-        state.weights,
-        state.half_step_momentum,
-        lambda w: gradient(w, small_task.train.batch),
-        normal_like(stream_key(state.key, Stream.NOISE), state.weights),
-        given,
-        trees.zeros_like(state.weights),
-        jnp.asarray(T),
-        sampler.momentum_retention,
-        0.1,
-    )
-    np.testing.assert_allclose(trees.ravel(moved.weights), trees.ravel(weights), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(trees.ravel(moved.half_step_momentum), trees.ravel(momentum), rtol=1e-4, atol=1e-6)
-    middle = jax.tree.map(lambda w, h, m: w + 0.05 * h / m, moved.weights, moved.half_step_momentum, given)
-    np.testing.assert_allclose(trees.ravel(sampler.position(moved)), trees.ravel(middle), rtol=1e-6)
-    assert int(moved.step) == 1
 
 
 COLD = 1e-7  # so cold that the mini-batch noise of many weights is hotter

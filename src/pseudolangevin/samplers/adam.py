@@ -9,31 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from .. import _trees as trees
-from .._trees import Array, Batch, Key, Weights, check_integer, check_interval, check_positive
+from .._trees import Array, Batch, Key, Weights
 from ..data.dataset import Dataset, StreamedDataset
-from ..gradients import exact_means, minibatch_gradient
-from .base import MAX_STEPS, Sampler, Status
+from ..gradients import exact_means
+from .base import MAX_STEPS, Count, Positive, Sampler, Share, Status
 
 
 class Validation(NamedTuple):
     """The last validation and the best one."""
 
     loss: Array
-    error: Array | None
-    """Validation error; None if the potential has no error."""
+    error: Array | None  # None if the potential has no error
     step: Array
-    """Step of the last validation."""
-    best_score: Array
-    """Smallest error so far, or smallest loss if there is no error."""
+    best_score: Array  # smallest error so far, or smallest loss if there is no error
     best_step: Array
     best_weights: Weights
-    num_since_best: Array
-    """Number of validations since the best one."""
-
-    @property
-    def score(self) -> Array:
-        """The number to minimise."""
-        return self.loss if self.error is None else self.error
+    num_since_best: Array  # number of validations since the best one
 
 
 class AdamState(NamedTuple):
@@ -45,8 +36,7 @@ class AdamState(NamedTuple):
     step: Array
     status: Array
     optimizer: Any
-    validation: Validation | None
-    """Last and best validation; None if there is no validation set."""
+    validation: Validation | None  # None if there is no validation set
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -74,24 +64,22 @@ class Adam(Sampler):
     """
 
     batch_size: int = 128  # type: ignore[misc]
-    learning_rate: float = 1e-4
-    decay_factor: float = 1.0
-    decay_epochs: float = 1000.0
+    learning_rate: Positive = 1e-4
+    decay_factor: Share = 1.0
+    decay_epochs: Positive = 1000.0
     validation: Dataset | None = None
-    validate_every: int | None = None
-    patience: int | None = None
+    validate_every: Count | None = None
+    patience: Count | None = None
     precision: str | None = None
     name: ClassVar[str] = "adam"
     uses_temperature: ClassVar[bool] = False
     steps_per_block: ClassVar[int] = 50
+    packs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Validate the settings."""
         super().__post_init__()
-        check_integer("batch_size", self.batch_size, minimum=1, maximum=self.dataset.num_examples)
-        check_positive("learning_rate", self.learning_rate)
-        check_interval("decay_factor", self.decay_factor, 0, 1, "use 1 for a constant learning rate")
-        check_positive("decay_epochs", self.decay_epochs)
+        trees.check_integer("batch_size", self.batch_size, minimum=1, maximum=self.dataset.num_examples)
         if self.validation is None:
             for name in ("validate_every", "patience"):
                 if (value := getattr(self, name)) is not None:
@@ -103,15 +91,12 @@ class Adam(Sampler):
             if isinstance(dataset, StreamedDataset):
                 why = "cannot be validated during training"
                 raise ValueError(f"{name} is a StreamedDataset, which {why}; pass a Dataset")
-        shapes = [jax.tree.map(lambda array: array.shape[1:], d.batch) for d in (self.validation, self.dataset)]
-        if shapes[0] != shapes[1]:
-            found = f"validation holds examples of shapes {shapes[0]}, the training set {shapes[1]}"
-            raise ValueError(f"{found}; they must be the same")
+        own, theirs = (jax.tree.map(lambda a: a.shape[1:], d.batch) for d in (self.validation, self.dataset))
+        if own != theirs:
+            remedy = "they must be the same"
+            raise ValueError(f"validation holds examples of shapes {own}, the training set {theirs}; {remedy}")
         if self.validate_every is None:
             object.__setattr__(self, "validate_every", max(1, round(self.dataset.num_examples / self.batch_size)))
-        check_integer("validate_every", self.validate_every, minimum=1)
-        if self.patience is not None:
-            check_integer("patience", self.patience, minimum=1, remedy="leave it out to never stop")
 
     @property
     def optimizer(self) -> Any:
@@ -121,12 +106,6 @@ class Adam(Sampler):
         steps_per_decay = max(1, round(self.decay_epochs * self.dataset.num_examples / self.batch_size))
         schedule = optax.exponential_decay(self.learning_rate, steps_per_decay, self.decay_factor, staircase=True)
         return optax.adam(schedule)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All settings; the validation set is given by its number of examples."""
-        own = {name: value for name, value in super().settings.items() if name != "validation"}
-        return own | {"num_validation": self.validation.num_examples if self.validation is not None else 0}
 
     def check(self, weights: Weights) -> None:
         """Raise if the validation set does not fit the potential."""
@@ -154,31 +133,10 @@ class Adam(Sampler):
 
     def step(self, state: AdamState, batch: Batch | None) -> AdamState:
         """Return the state after one update."""
-        weights, split = trees.unpack(state.weights), self.dataset.mesh is not None
-        gradient = minibatch_gradient(self.potential, weights, batch, self.precision, split=split)  # type: ignore[arg-type]
-        gradient = trees.pack_like(state.weights, gradient)
+        gradient = trees.pack_like(state.weights, self.gradient(trees.unpack(state.weights), batch))
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.weights)
         weights = jax.tree.map(jnp.add, state.weights, updates)
         return state._replace(weights=weights, optimizer=optimizer_state, step=state.step + 1)
-
-    def pack(self, state: AdamState) -> AdamState:
-        """Return the state with one vector each for weights and moments, if they fit on one device."""
-        structure: Any = jax.tree.structure(state.weights)
-        if self.dataset.mesh is not None or structure.num_leaves < 2 or not trees.is_packable(state.weights):
-            return state
-
-        def is_tree(part: Any) -> bool:
-            return jax.tree.structure(part) == structure
-
-        parts = state.weights, state.optimizer
-        weights, optimizer = jax.tree.map(lambda p: trees.pack(p) if is_tree(p) else p, parts, is_leaf=is_tree)
-        return state._replace(weights=weights, optimizer=optimizer)
-
-    def unpack(self, state: AdamState) -> AdamState:
-        """Return the state with tensors."""
-        parts = state.weights, state.optimizer
-        weights, optimizer = jax.tree.map(trees.unpack, parts, is_leaf=lambda part: isinstance(part, trees.Flat))
-        return state._replace(weights=weights, optimizer=optimizer)
 
     @property
     def refreshes(self) -> bool:
@@ -196,9 +154,10 @@ class Adam(Sampler):
             return state
         loss, error = self._validate(state.weights, self.validation)
         now = state.validation._replace(loss=loss, error=error, step=state.step)
-        better = now.score < now.best_score
+        score = loss if error is None else error
+        better = score < now.best_score
         now = now._replace(
-            best_score=jnp.where(better, now.score, now.best_score),
+            best_score=jnp.where(better, score, now.best_score),
             best_step=jnp.where(better, state.step, now.best_step),
             best_weights=trees.select(better, state.weights, now.best_weights),
             num_since_best=jnp.where(better, 0, now.num_since_best + 1),
@@ -210,7 +169,6 @@ class Adam(Sampler):
 
     def measure(self, state: AdamState, exact_gradient: Weights) -> dict[str, Array]:
         """Return the last validation."""
-        del exact_gradient
         if (last := state.validation) is None:
             return {}
         found = {"validation_loss": last.loss, "validation_step": last.step, "best_step": last.best_step}
@@ -236,13 +194,8 @@ def best_weights(result: Any) -> Weights:
     if not isinstance(sampler, Adam) or sampler.validation is None:
         remedy = "best_weights needs a run of adam(potential, dataset, validation=...)"
         raise ValueError(f"result comes from {sampler.name} without a validation set; {remedy}")
-    return jax.tree.map(lambda leaf: leaf[None], _validate_last(sampler, result.states).validation.best_weights)
+    best = _validated(sampler, result.states).validation.best_weights
+    return jax.tree.map(lambda leaf: leaf[None], best)
 
 
-@jax.jit
-def _validate_last(sampler: Adam, states: Any) -> Any:
-    def validate(state: Any) -> Any:
-        moved = (state.status == Status.RUNNING) & (state.step > state.validation.step)
-        return trees.select(moved, sampler.refresh(state), state)
-
-    return jax.vmap(validate)(states)
+_validated = jax.jit(jax.vmap(Adam.refresh, in_axes=(None, 0)))

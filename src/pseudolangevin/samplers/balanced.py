@@ -26,14 +26,14 @@ covariances (docs/method.md). Two numbers control it:
   weight has the largest temperature ratio, the friction is reduced in proportion: its impulse is bounded, so it cannot
   diverge. Thermal momenta stay below: five standard deviations along an eigenvector of eigenvalue 2 give 50.
 
-Related methods: NOGIN (Matthews and Weare, arXiv 1805.08863), CCAdL (Shang et al., arXiv 1510.08692), SGFS (Ahn et al.,
-2012). None of them has masses from the noise or a product without a matrix.
+Related methods: NOGIN (arXiv 1805.08863), CCAdL (arXiv 1510.08692), SGFS (Ahn et al., 2012). None of them has masses
+from the noise or a product without a matrix.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +41,9 @@ from jax import lax
 
 from .. import _trees as trees
 from .. import masses
-from .._trees import Array, Batch, Key, Stream, Weights, check_integer, key_for, normal_like
+from .._trees import Array, Batch, Key, Stream, Weights
 from ..gradients import covariance_product, fast_convolutions, minibatch_gradient, slopes
+from .base import Natural, Positive, Several
 from .langevin import LangevinState, NoiseMassLangevin
 
 
@@ -50,18 +51,16 @@ from .langevin import LangevinState, NoiseMassLangevin
 class BalancedLangevin(NoiseMassLangevin):
     """Balanced Langevin dynamics: samples exp(−U/T) with mini-batch gradients, at any temperature ratio.
 
-    The friction matches the full covariance of the mini-batch noise, correlations included; see `samplers.balanced` for
-    the update rule. Records are exact on quadratic potentials. What remains elsewhere is the error of the time step,
-    with (ω·δt)² proportional to `temperature_ratio`, and of the friction, which is estimated on a batch.
+    The friction matches the full covariance of the mini-batch noise; see `samplers.balanced` for the update rule.
+    Records are exact on quadratic potentials. What remains elsewhere is the error of the time step, with (ω·δt)²
+    proportional to `temperature_ratio`, and of the friction, which is estimated on a batch.
 
     Masses are set from the gradient variance 𝒱 during a warm-up and are fixed afterwards, so they do not follow the
     weights. Later measurements of 𝒱 only raise masses: those whose ratio exceeds `max_temperature_ratio`, and all of
     them if the friction would be too strong or too noisy; the trace has `raised_share`, `friction_load`, `warmup_end`.
-    𝒱 does not enter the noise, so an old 𝒱 does no harm.
 
     Args:
-        temperature_ratio: 𝒯, the ratio of mini-batch noise to thermal noise that masses are set to. Diffusion grows in
-            proportion to it.
+        temperature_ratio: 𝒯, the ratio of mini-batch to thermal noise that masses are set to; diffusion grows with it.
         max_temperature_ratio: ratio above which a mass is raised after the warm-up; default: 4·`temperature_ratio`.
         momentum_retention: c1. Momenta remember for 1/(1 − c1²) steps. A smaller c1 relaxes energies faster; strength
             and noise of the friction go as 1 − c1².
@@ -75,9 +74,9 @@ class BalancedLangevin(NoiseMassLangevin):
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
     """
 
-    temperature_ratio: float = 0.1
-    friction_batch_size: int | None = None
-    num_warmup: int | None = None
+    temperature_ratio: Positive = 0.1
+    friction_batch_size: Several | None = None
+    num_warmup: Natural | None = None
     warmup_refreshes: ClassVar[int] = 7
     default_share: ClassVar[float] = 0.1
     name: ClassVar[str] = "balanced_langevin"
@@ -85,12 +84,10 @@ class BalancedLangevin(NoiseMassLangevin):
     def __post_init__(self) -> None:
         """Fill in the batch of the friction and validate the settings."""
         super().__post_init__()
+        num = self.dataset.num_examples
         if self.friction_batch_size is None:
-            least = min(100, self.dataset.num_examples)
-            object.__setattr__(self, "friction_batch_size", max(least, (self.batch_size or 0) // 3))
-        check_integer("friction_batch_size", self.friction_batch_size, minimum=2, maximum=self.dataset.num_examples)
-        if self.num_warmup is not None:
-            check_integer("num_warmup", self.num_warmup, minimum=0)
+            object.__setattr__(self, "friction_batch_size", max(min(100, num), (self.batch_size or 0) // 3))
+        trees.check_integer("friction_batch_size", self.friction_batch_size, minimum=2, maximum=num)
 
     @property
     def examples_per_step(self) -> int:
@@ -102,16 +99,11 @@ class BalancedLangevin(NoiseMassLangevin):
         """Ratio above which a mass is raised after the warm-up."""
         return 4 * self.temperature_ratio if self.max_temperature_ratio is None else self.max_temperature_ratio
 
-    @property
-    def kick(self) -> float:
-        """Length l = (1 + c1²)·δt/2 of the kick, in time."""
-        return 0.5 * (1 + self.momentum_retention**2) * self.time_step
-
-    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights, Array]:
+    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights]:
         """Return 𝒱 and masses that are ten times heavier than nominal, as 𝒱 may grow quickly in the warm-up."""
-        current, mass, status = super().initial_noise(key, weights, temperature)
+        current, mass = super().initial_noise(key, weights, temperature)
         heavier = 1.0 if self.num_warmup == 0 else 10.0
-        return current, jax.tree.map(lambda m: heavier * m, mass), status
+        return current, jax.tree.map(lambda m: heavier * m, mass)
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
         """Start the warm-up; the first refresh is due at once."""
@@ -124,15 +116,14 @@ class BalancedLangevin(NoiseMassLangevin):
     def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
         """Return the gradient on the first S examples, plus the friction from the first B divided by the kick l."""
         num, few, split = self.batch_size or 0, self.friction_batch_size or 0, self.dataset.mesh is not None
+        examples: Any = batch
         velocity = trees.unpack(jax.tree.map(lambda h, m: h / m, state.half_step_momentum, state.masses))
-        first = jax.tree.map(lambda array: array[:few], cast(Batch, batch))
+        first = jax.tree.map(lambda array: array[:few], examples)
         along = slopes(self.potential, weights, velocity, first, self.precision, split=split)
         kick = jnp.full((num,), 1 / num, along.dtype)
         rest = self.examples_per_step - num, self.examples_per_step - few
-        coefficients = jnp.pad(kick, (0, rest[0])) + jnp.pad(self.friction_coefficients(state, along), (0, rest[1]))
-        return minibatch_gradient(
-            self.potential, weights, cast(Batch, batch), self.precision, coefficients=coefficients, split=split
-        )
+        both = jnp.pad(kick, (0, rest[0])) + jnp.pad(self.friction_coefficients(state, along), (0, rest[1]))
+        return minibatch_gradient(self.potential, weights, examples, self.precision, coefficients=both, split=split)
 
     def friction_coefficients(self, state: LangevinState, along: Array) -> Array:
         """Return the coefficients of the losses whose gradient is the friction, from the slopes of B examples."""
@@ -175,11 +166,11 @@ class BalancedLangevin(NoiseMassLangevin):
                 image = jax.tree.map(lambda g, k, r: (unit / retained * g + half * k) / r, noise, curved, root)
                 return (image, jnp.abs(trees.dot(y, image))), along * scale
 
-            probe = normal_like(keys[1], state.weights)  # thermal momenta divided by √(M·T)
+            probe = trees.normal_like(keys[1], state.weights)  # thermal momenta divided by √(M·T)
             (_, largest), along = lax.scan(iterate, (probe, jnp.zeros(())), length=5)
             return jnp.sum(along[0] ** 4), jnp.sum(along[0] ** 2), largest
 
-        keys = jax.random.split(key_for(state.key, Stream.FRICTION, state.step), 4)
+        keys = jax.random.split(trees.key_for(state.key, Stream.FRICTION, state.step), 4)
         fourth, second, largest = (jnp.mean(values) for values in lax.map(on_one_batch, keys))
         noise = unit * fourth / (3 * jnp.maximum(second, 1e-30) * (noise_size - 1) * retained**2)
         load = jnp.maximum(largest, 12 * noise)
@@ -198,11 +189,11 @@ class BalancedLangevin(NoiseMassLangevin):
         In the warm-up the new masses are means of the nominal and the current ones: a unit may be silent at one
         measurement and active at the next.
         """
-        measured = self.measure_variance(key_for(state.key, Stream.REFRESH, state.step), state.weights)
+        measured = self.measure_variance(trees.key_for(state.key, Stream.REFRESH, state.step), state.weights)
         means = masses.tensor_means(state.gradient_variance), masses.tensor_means(measured)
         agree = masses.variances_agree(*means, self.refresh_tolerance)
-        warming_up, done = state.warmup_end < 0, state.num_refreshes
-        state = self.remeasure(state, measured)
+        warming_up, done, before = state.warmup_end < 0, state.num_refreshes, state.masses
+        state, _ = self.raise_masses(self.remeasure(state, measured), measured)
         if self.num_warmup is None:  # three measurements at least, and a warm-up of two base intervals at most
             ends = (agree & (done >= 3)) | (done + 1 >= self.warmup_refreshes)
         else:
@@ -213,18 +204,14 @@ class BalancedLangevin(NoiseMassLangevin):
 
         factors = 0.5 / heavier(done), jnp.where(ends, 1.0, heavier(done + 1))
         nominal = self.nominal_masses(measured, state.weights, state.temperature)
-        nominal = jax.tree.map(lambda m, n: (factors[0] * m + 0.5 * n) * factors[1], state.masses, nominal)
-        ratios = masses.temperature_ratios(self._guarded(measured), state.masses, state.temperature, **self.dynamics)
-        excess = jax.tree.map(lambda r: r / self.ratio_limit, ratios)
-        raised = jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess)
-        mass = jax.tree.map(lambda m, n: jnp.where(warming_up, n, m).astype(m.dtype), raised, nominal)
+        nominal = jax.tree.map(lambda m, n: (factors[0] * m + 0.5 * n) * factors[1], before, nominal)
+        mass = jax.tree.map(lambda m, n: jnp.where(warming_up, n, m).astype(m.dtype), state.masses, nominal)
         # Momenta are rescaled, h·√(M_new/M_old): they stay thermal, and nothing is forgotten.
-        momentum = jax.tree.map(lambda h, m, n: h * jnp.sqrt(n / m), state.half_step_momentum, state.masses, mass)
+        momentum = jax.tree.map(lambda h, m, n: h * jnp.sqrt(n / m), state.half_step_momentum, before, mass)
         state = state._replace(
-            peak_ratio=trees.largest(ratios),
             masses=mass,
             half_step_momentum=momentum,
-            raised_share=jnp.where(warming_up, 0.0, trees.mean(jax.tree.map(lambda x: (x > 1) * 1.0, excess))),
+            raised_share=jnp.where(warming_up, 0.0, state.raised_share),
             num_resets=state.num_resets + warming_up,
             warmup_end=jnp.where(warming_up & ends, state.step, state.warmup_end),
         )

@@ -10,9 +10,13 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar
+from functools import partial
+from inspect import get_annotations
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +24,21 @@ from jax import lax
 
 from .. import _trees as trees
 from .. import masses
-from .._trees import Array, Batch, FoldedKey, Key, Stream, Weights, check_integer, draw_indices, stream_key
+from .._trees import Array, Batch, Key, Stream, Weights
 from ..data.dataset import Dataset
+from ..gradients import exact_sums, minibatch_gradient
 from ..potential import Potential
 
 MAX_STEPS = 2**31 - 1  # a chain counts its steps in 32 bits
 VERY_LARGE = 2**24  # weights; a larger chain that diverges is not put back, which would take eight bytes per weight
 RATIO_QUANTILES = (0.05, 0.5, 0.95)  # quantiles of 𝒯_i that are recorded
+
+# Types of settings, each with the check of its values.
+Positive: TypeAlias = Annotated[float, trees.check_positive]
+Share: TypeAlias = Annotated[float, partial(trees.check_interval, low=0, high=1, remedy="it is a share")]
+Natural: TypeAlias = Annotated[int, partial(trees.check_integer, minimum=0)]
+Count: TypeAlias = Annotated[int, partial(trees.check_integer, minimum=1)]
+Several: TypeAlias = Annotated[int, partial(trees.check_integer, minimum=2)]
 
 
 class Status(IntEnum):
@@ -34,14 +46,9 @@ class Status(IntEnum):
 
     RUNNING = 0
     NON_FINITE = 1
-    """A weight or momentum became NaN or infinite. The chain was put back to its last finite state and stopped; a chain
-    of 2²⁴ weights or more is left as it is."""
     NO_NOISE = 2
-    """No component of the mini-batch gradient varies, so no mass can be set from the noise; nothing was sampled."""
     EARLY_STOPPED = 3
-    """Training ended because the validation set stopped improving."""
     NON_FINITE_ENERGY = 4
-    """The loss or the regulariser is NaN or infinite at finite weights; found by a record, where the chain stopped."""
 
     @property
     def healthy(self) -> bool:
@@ -70,9 +77,9 @@ HEALTHY = tuple(int(status) for status in Status if status.healthy)  # for array
 class Sampler(ABC):
     """Base class of all samplers.
 
-    To add a sampler, subclass it, define `init` and `step`, and add its name to the package's `__init__`. Its state is
-    a named tuple with at least these fields: weights; temperature, as data, so that a scan of them is one program; key,
-    which never changes, as every draw folds the step into it; step, the number of steps done; status.
+    A sampler defines `init` and `step`. Its state is a named tuple with at least these fields: weights; temperature, as
+    data, so that a scan of them is one program; key, which never changes, as every draw folds the step into it; step,
+    the number of steps done; status. Settings are checked by their types, such as `Positive`.
 
     Args:
         potential: U.
@@ -84,21 +91,19 @@ class Sampler(ABC):
 
     name: ClassVar[str]
     uses_temperature: ClassVar[bool] = True
-    batch_size: ClassVar[int | None] = None
-    """Number of examples that every step draws; a field of the samplers that use mini-batches."""
-    exchange_every: ClassVar[int | None] = None
-    """Steps between exchanges with other temperatures; a field of `samplers.tempered.ReplicaExchange`."""
-    steps_per_block: ClassVar[int] = 1
-    """Number of steps that a GPU runs without asking the host whether to go on."""
+    steps_per_block: ClassVar[int] = 1  # steps that a GPU runs without asking the host whether to go on
+    packs: ClassVar[bool] = False  # whether `step` accepts weights that are packed into one vector
+    batch_size: ClassVar[int | None] = None  # a field of the samplers that use mini-batches
+    exchange_every: ClassVar[int | None] = None  # a field of `samplers.tempered.ReplicaExchange`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class as a pytree, and complete its docstring with the arguments of its bases."""
         super().__init_subclass__(**kwargs)
-        jax.tree_util.register_pytree_node(cls, _flatten, lambda static, data: _unflatten(cls, static, data))
+        jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
         _inherit_arguments(cls)
 
     def __post_init__(self) -> None:
-        """Validate potential and data; a density without data gets one empty example."""
+        """Validate potential, data and settings; a density without data gets one empty example."""
         if not isinstance(self.potential, Potential):
             remedy = "pass pl.classification(apply), pl.Potential(loss) or pl.log_density(f)"
             raise ValueError(f"potential = {self.potential!r} is not a Potential; {remedy}")
@@ -107,24 +112,21 @@ class Sampler(ABC):
             why = why if self.potential.needs_data else ", but a log_density has no data; leave the data set out"
             raise ValueError(f"dataset = {self.dataset!r}{why}")
         if not self.potential.needs_data:
-            if "batch_size" in {field.name for field in dataclasses.fields(self)}:
+            if "batch_size" in _fields(self):
                 remedy = "use hybrid_monte_carlo or full_batch_langevin"
                 raise ValueError(f"a log_density has no data, so {self.name} has no mini-batches; {remedy}")
             object.__setattr__(self, "dataset", Dataset(jnp.zeros((1,)), jnp.zeros((1,))))
+        _check_by_type(self)
 
     def complete_batch_size(self, share: float, minimum: int, exact: str) -> None:
         """Fill in the default batch size, a share of the data set, and validate it; `exact` is the exact sampler."""
-        num = self.dataset.num_examples
+        num, remedy = self.dataset.num_examples, f"for the exact gradient of the full data set use {exact}"
         if self.batch_size is None:
             object.__setattr__(self, "batch_size", max(2, round(share * num)))
-        remedy = f"for the exact gradient of the full data set use {exact}"
-        check_integer("batch_size", self.batch_size, minimum=minimum, maximum=num, remedy=remedy)
+        trees.check_integer("batch_size", self.batch_size, minimum=minimum, maximum=num, remedy=remedy)
 
     def at(self, temperature: Array | float) -> Any:
-        """Return the sampler of chains at one temperature, on which U depends if its prior is fixed.
-
-        `advance` and `sample` call it; a loop of your own over `step` must.
-        """
+        """Return the sampler at one temperature, on which U depends if its prior is fixed; for a loop over `step`."""
         scale = temperature if self.uses_temperature else 1 / self.dataset.num_examples
         if (potential := self.potential.at(scale)) is self.potential:
             return self
@@ -139,9 +141,8 @@ class Sampler(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings as plain values, without the potential and the data sets; a pytree of masses is "given"."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        own = {name: value for name, value in values.items() if not isinstance(value, Potential | Dataset)}
+        """All settings as plain values, without potential and data; masses and data sets are "given"."""
+        own = {name: value for name, value in _fields(self).items() if name not in ("potential", "dataset")}
         return {name: value if _is_plain(value) else "given" for name, value in own.items()}
 
     @property
@@ -154,9 +155,8 @@ class Sampler(ABC):
         """Number of examples that a step uses."""
         return self.batch_size or 0
 
-    def check(self, weights: Weights) -> None:
+    def check(self, weights: Weights) -> None:  # noqa: B027 (most samplers have nothing to check)
         """Raise if the sampler was not made for weights of this structure, before anything is compiled."""
-        del weights
 
     @abstractmethod
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> Any:
@@ -169,11 +169,10 @@ class Sampler(ABC):
     @property
     def refreshes(self) -> bool:
         """Whether the sampler has maintenance to do between steps."""
-        return False
+        return type(self).refresh is not Sampler.refresh
 
     def next_refresh(self, state: Any) -> Array:
         """Return the step at which `refresh` is due."""
-        del state
         return jnp.asarray(MAX_STEPS, jnp.int32)
 
     def refresh(self, state: Any) -> Any:
@@ -182,7 +181,6 @@ class Sampler(ABC):
 
     def measure(self, state: Any, exact_gradient: Weights) -> dict[str, Array]:
         """Return observables that only this sampler has, given the exact gradient at `position(state)`."""
-        del state, exact_gradient
         return {}
 
     def position(self, state: Any) -> Weights:
@@ -197,9 +195,17 @@ class Sampler(ABC):
         """Return the state at another temperature: the same position, momenta rescaled. The sampler is at that one."""
         return self.continue_from(state._replace(temperature=temperature), state)
 
+    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
+        """Return ∇U on a mini-batch, or the exact one if there is none."""
+        if batch is None:
+            return exact_sums(self.potential, weights, self.dataset, getattr(self, "chunk_size", None)).gradient
+        split, precision = self.dataset.mesh is not None, getattr(self, "precision", None)
+        return minibatch_gradient(self.potential, weights, batch, precision, split=split)
+
     def batch_indices(self, key: Key, step: Array, stream: Stream = Stream.BATCH) -> Array:
         """Return the examples of one step of the chain with this key, which do not depend on its weights."""
-        return draw_indices(stream_key(key, stream), self.dataset.num_examples, self.examples_per_step, step)
+        key = trees.stream_key(key, stream)
+        return trees.draw_indices(key, self.dataset.num_examples, self.examples_per_step, step)
 
     def draw(self, state: Any, stream: Stream = Stream.BATCH) -> Batch | None:
         """Return the mini-batch of the next step; None for samplers with the exact gradient."""
@@ -238,18 +244,18 @@ class Sampler(ABC):
         the mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
         very_large, running = trees.num_weights(state.weights) >= VERY_LARGE, state.status == Status.RUNNING
+        dataset: Any = self.dataset
 
         def one(index: Array, moved: Any) -> Any:
             fetched = jax.tree.map(lambda array: array[index], batches)
-            batch = self.draw(moved) if batches is None else self.dataset.decode(fetched)  # type: ignore[attr-defined]
-            stepped = self.step(moved, batch)
+            stepped = self.step(moved, self.draw(moved) if batches is None else dataset.decode(fetched))
             return trees.select(running, stepped, moved) if very_large else stepped
 
         def many(_: Array, moved: Any) -> Any:
             return lax.scan(lambda s, _: (one(jnp.zeros((), jnp.int32), s), None), moved, length=block)[0]
 
         start = self.pack(state)
-        folded = start._replace(key=FoldedKey.of(state.key))
+        folded = start._replace(key=trees.FoldedKey.of(state.key))
         moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, folded)._replace(key=state.key)
         finite = trees.all_finite(moved)
         status = jnp.where(running & ~finite, Status.NON_FINITE, state.status)
@@ -258,33 +264,57 @@ class Sampler(ABC):
         return self.unpack(moved)._replace(status=status)
 
     def pack(self, state: Any) -> Any:
-        """Return the state in the form in which a segment carries it from step to step."""
-        return state
+        """Return the state with one vector for each tree shaped like the weights, if they fit on one device."""
+        structure: Any = jax.tree.structure(state.weights)
+
+        def is_tree(part: Any) -> bool:
+            return jax.tree.structure(part) == structure
+
+        parts = filter(is_tree, jax.tree.leaves(state, is_leaf=is_tree))
+        if not self.packs or self.dataset.mesh is not None or not trees.is_packable(*parts):
+            return state
+        return jax.tree.map(lambda part: trees.pack(part) if is_tree(part) else part, state, is_leaf=is_tree)
 
     def unpack(self, state: Any) -> Any:
         """Return the state as it was before `pack`."""
-        return state
+        return jax.tree.map(trees.unpack, state, is_leaf=lambda part: isinstance(part, trees.Flat))
+
+
+def _fields(sampler: Sampler) -> dict[str, Any]:
+    return {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
+
+
+def _check_by_type(sampler: Sampler) -> None:
+    """Apply the checks of the types of all settings, such as `Positive`, and of literals."""
+    hints: dict[str, Any] = {}
+    for kind in reversed(type(sampler).__mro__):
+        with suppress(NameError):  # a type that is imported for type checkers only
+            hints |= get_annotations(kind, eval_str=True)
+    for name, value in _fields(sampler).items():
+        members = (hints.get(name), *get_args(hints.get(name)))
+        if get_origin(members[0]) is Literal:
+            trees.check_choice(name, value, members[1:])
+        for check in (check for member in members for check in getattr(member, "__metadata__", ())):
+            if value is not None or type(None) not in members:
+                check(name, value)
 
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, numbers.Number | str)
 
 
-def _flatten(sampler: Sampler) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+def _flatten(sampler: Sampler) -> tuple[list[Any], tuple[Any, ...]]:
     """Return data sets and arrays as children; settings and the potential are static."""
-    fields = [(field.name, getattr(sampler, field.name)) for field in dataclasses.fields(sampler)]
-    static = tuple((name, value) for name, value in fields if _is_plain(value) or isinstance(value, Potential))
-    names = tuple(name for name, _ in static)
-    data = [(name, value) for name, value in fields if name not in names]
-    return tuple(value for _, value in data), (*static, ("data", tuple(name for name, _ in data)))
+    fields = _fields(sampler)
+    data = {name: value for name, value in fields.items() if not (_is_plain(value) or isinstance(value, Potential))}
+    static = tuple((name, value) for name, value in fields.items() if name not in data)
+    return list(data.values()), (static, tuple(data))
 
 
-def _unflatten(cls: type[Sampler], static: tuple[tuple[str, Any], ...], data: tuple[Any, ...]) -> Sampler:
+def _unflatten(cls: type[Sampler], static: tuple[Any, ...], data: Iterable[Any]) -> Sampler:
     """Rebuild without checks: inside a compiled function the leaves are tracers."""
-    sampler = object.__new__(cls)
-    *settings, (_, names) = static
-    for name, value in [*settings, *zip(names, data, strict=True)]:
-        object.__setattr__(sampler, name, value)
+    sampler, (settings, names) = object.__new__(cls), static
+    sampler.__dict__.update(settings, **dict(zip(names, data, strict=True)))
     return sampler
 
 
@@ -309,14 +339,12 @@ class ExactGradient(Sampler):
     """
 
     masses: float | Weights = 1.0
-    chunk_size: int | None = None
+    chunk_size: Count | None = None
 
     def __post_init__(self) -> None:
         """Validate the settings."""
         super().__post_init__()
         masses.check_given(self.masses)
-        if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size, minimum=1)
 
     def check(self, weights: Weights) -> None:
         """Raise if the given masses do not fit the weights."""

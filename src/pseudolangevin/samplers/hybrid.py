@@ -1,10 +1,5 @@
 """Hybrid Monte Carlo: a move is a velocity-Verlet trajectory and a Metropolis decision on the exact energy.
 
-| sampler        | gradient           | Metropolis          |
-|----------------|--------------------|---------------------|
-| hMC            | exact, chunked     | on the exact energy |
-| mini-batch hMC | one batch per move | on the exact energy |
-
 With H(w, p) = U(w) + Σ p²/(2M) (eq:Hamiltonian), a move draws p ~ N(0, M·T), follows L steps of `integrator` at c1 = 1,
 and accepts the end point with probability min(1, exp(−ΔH/T)). The trajectory is reversible and preserves volume for any
 gradient that is a fixed function of the weights during the move, so both samplers sample exp(−U/T) exactly.
@@ -14,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +18,11 @@ from jax import lax
 
 from .. import _trees as trees
 from .. import integrator, masses
-from .._trees import (
-    Array,
-    Batch,
-    Key,
-    Stream,
-    Weights,
-    check_integer,
-    check_interval,
-    check_positive,
-    key_for,
-    normal_like,
-)
-from ..gradients import Sum, difference, exact_energy, exact_sums, minibatch_gradient, sum_of_squares
-from .base import ExactGradient, Status
+from .._trees import Array, Batch, Key, Stream, Weights
+from ..gradients import Sum, difference, exact_energy, sum_of_squares
+from .base import Count, ExactGradient, Natural, Positive, Status
+
+_USUAL = partial(trees.check_interval, low=0, high=1, remedy="0.65 to 0.8 is usual", open_ends=True)
 
 
 class HybridState(NamedTuple):
@@ -44,36 +31,16 @@ class HybridState(NamedTuple):
     weights: Weights
     temperature: Array
     key: Key
-    step: Array
-    """Number of moves done."""
+    step: Array  # number of moves done
     status: Array
     masses: Weights
-    energy: Sum
-    """U on the full data set at `weights`, so that a move computes it once, at its end."""
-    time_step: Array
-    """δt of the next move: adapted during the warm-up, constant after it."""
-    mean_log_time_step: Array
-    """Mean of ln δt over the second half of the warm-up so far."""
-    energy_error: Array
-    """ΔH/T of the last trajectory, accepted or not; the largest number if it was not finite."""
-    num_accepted: Array
-    """Moves accepted since the warm-up ended; during the warm-up, since the start."""
-    kinetic_temperature: Array
-    """⟨p²/M⟩ at the end of the last move: of the trajectory's end if accepted, of its start if not."""
-    tests: Any = ()
-    """`observables.SteinSums` of a run; empty outside one."""
-
-
-class Proposal(NamedTuple):
-    """A trajectory and its energy error ΔH/T; the temperatures are ⟨p²/M⟩ at both ends."""
-
-    weights: Weights
-    momentum: Weights
-    end_momentum: Weights
-    energy: Sum
-    energy_error: Array
-    start_temperature: Array
-    end_temperature: Array
+    energy: Sum  # U on the full data set at `weights`, so that a move computes it once, at its end
+    time_step: Array  # δt of the next move: adapted during the warm-up, constant after it
+    mean_log_time_step: Array  # mean of ln δt over the second half of the warm-up so far
+    energy_error: Array  # ΔH/T of the last trajectory, accepted or not; the largest number if it was not finite
+    num_accepted: Array  # moves accepted since the warm-up ended; during the warm-up, since the start
+    kinetic_temperature: Array  # ⟨p²/M⟩ at the end of the last move: of its trajectory's start if that was rejected
+    tests: Any = ()  # `observables.SteinSums` of a run; empty outside one
 
 
 def trajectory(
@@ -100,39 +67,25 @@ class HybridMonteCarlo(ExactGradient):
     """Hybrid Monte Carlo with the exact gradient: samples exp(−U/T) exactly, for any time step (sec:hMC).
 
     One step of the sampler is one move, at the cost of num_leapfrog_steps + 2 exact gradients and one exact energy.
-    Trajectories that return to where they began do not explore: L·δt should not be a multiple of a period 2π√(M/k) of
-    a stiff direction of curvature k.
+    L·δt should not be a multiple of the period 2π√(M/k) of a stiff direction: its trajectories would return.
 
     Args:
         num_leapfrog_steps: steps of a trajectory, L.
         time_step: δt; the start of the adaptation if there is a warm-up.
-        warmup_moves: number of first moves during which δt is adapted, separately in every chain, so that the share
-            `target_acceptance` of the moves is accepted; leave them out of averages. If δt starts within a factor of
-            ten, 100 moves are usually enough.
-        target_acceptance: acceptance that the warm-up aims at.
+        warmup_moves: number of first moves during which δt is adapted, separately in every chain; leave them out of
+            averages. If δt starts within a factor of ten, 100 moves are usually enough.
+        target_acceptance: share of accepted moves that the warm-up aims at.
 
     Example:
         >>> sampler = hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)  # doctest: +SKIP
         >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=1_000, key=key)  # doctest: +SKIP
     """
 
-    num_leapfrog_steps: int
-    time_step: float
-    warmup_moves: int = 0
-    target_acceptance: float = 0.75
+    num_leapfrog_steps: Count
+    time_step: Positive
+    warmup_moves: Natural = 0
+    target_acceptance: Annotated[float, _USUAL] = 0.75
     name: ClassVar[str] = "hybrid_monte_carlo"
-
-    def __post_init__(self) -> None:
-        """Validate the settings."""
-        super().__post_init__()
-        check_integer("num_leapfrog_steps", self.num_leapfrog_steps, minimum=1)
-        check_positive("time_step", self.time_step)
-        check_integer("warmup_moves", self.warmup_moves, minimum=0, remedy="0 keeps time_step as it is")
-        check_interval("target_acceptance", self.target_acceptance, 0, 1, "0.65 to 0.8 is usual", open_ends=True)
-
-    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
-        """Return ∇U on the full data set."""
-        return exact_sums(self.potential, weights, self.dataset, self.chunk_size).gradient
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
         """Compute the energy of the start."""
@@ -153,54 +106,47 @@ class HybridMonteCarlo(ExactGradient):
         )
 
     def step(self, state: HybridState, batch: Batch | None) -> HybridState:
-        """Return the state after one move: a proposal, and the decision on it."""
-        propose_key, metropolis_key = jax.random.split(key_for(state.key, Stream.STEP, state.step))
-        proposal = self.propose(propose_key, state, batch)
-        error = proposal.energy_error
+        """Return the state after one move: a trajectory, and the decision on its end."""
+        propose_key, metropolis_key = jax.random.split(trees.key_for(state.key, Stream.STEP, state.step))
+        momentum, weights, end_momentum = self.propose(propose_key, state, batch)
+        energy = exact_energy(self.potential, weights, self.dataset, self.chunk_size)
+        kinetic = [self._twice_reduced_kinetic_energy(state, p) for p in (momentum, end_momentum)]
+        error = difference(energy, state.energy) / state.temperature + difference(kinetic[1], kinetic[0]) / 2
+        error = error.astype(state.temperature.dtype)
         # A trajectory that diverged is one more rejection: NaN and infinity never reach the state.
-        usable = jnp.isfinite(error) & trees.all_finite(proposal.weights)
+        usable = jnp.isfinite(error) & trees.all_finite(weights)
         error = jnp.where(usable, error, jnp.finfo(error.dtype).max)
         accepted = usable & (error <= jax.random.exponential(metropolis_key, dtype=error.dtype))
+        unit = state.temperature / float(trees.num_weights(weights))
+        start_temperature, end_temperature = ((k.high * unit).astype(unit.dtype) for k in kinetic)
         moved = state._replace(
-            weights=trees.select(accepted, proposal.weights, state.weights),
-            energy=trees.select(accepted, proposal.energy, state.energy),
+            weights=trees.select(accepted, weights, state.weights),
+            energy=trees.select(accepted, energy, state.energy),
             energy_error=error,
             num_accepted=jnp.where(state.step == self.warmup_moves, 0, state.num_accepted) + accepted,
-            kinetic_temperature=jnp.where(accepted, proposal.end_temperature, proposal.start_temperature),
+            kinetic_temperature=jnp.where(accepted, end_temperature, start_temperature),
         )
         return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
+
+    def propose(self, key: Key, state: HybridState, batch: Batch | None) -> tuple[Weights, Weights, Weights]:
+        """Draw momenta and follow the trajectory; return them, and the weights and momenta at its end."""
+        noise = trees.normal_like(jax.random.split(key)[0], state.weights)
+        momentum = integrator.maxwell_boltzmann(noise, state.masses, state.temperature)
+        length = state.time_step, self.num_leapfrog_steps
+        end = trajectory(state.weights, momentum, lambda w: self.gradient(w, batch), state.masses, *length)
+        return momentum, *end
+
+    def _twice_reduced_kinetic_energy(self, state: HybridState, momentum: Weights) -> Sum:
+        """Return Σ p²/(M·T), a compensated sum of about N."""
+        return sum_of_squares(jax.tree.map(lambda p, m: p / jnp.sqrt(m * state.temperature), momentum, state.masses))
 
     def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
         """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""
         energy = exact_energy(self.potential, other.weights, self.dataset, self.chunk_size)
         return state._replace(weights=other.weights, energy=energy)
 
-    def propose(self, key: Key, state: HybridState, batch: Batch | None) -> Proposal:
-        """Draw momenta and follow the trajectory from them."""
-        momentum_key, _ = jax.random.split(key)
-        temperature, mass = state.temperature, state.masses
-        momentum = integrator.maxwell_boltzmann(normal_like(momentum_key, state.weights), mass, temperature)
-        weights, end_momentum = trajectory(
-            state.weights, momentum, lambda w: self.gradient(w, batch), mass, state.time_step, self.num_leapfrog_steps
-        )
-        energy = exact_energy(self.potential, weights, self.dataset, self.chunk_size)
-        before = twice_reduced_kinetic_energy(momentum, mass, temperature)
-        after = twice_reduced_kinetic_energy(end_momentum, mass, temperature)
-        error = difference(energy, state.energy) / temperature + difference(after, before) / 2
-        unit = temperature / float(trees.num_weights(weights))
-        return Proposal(
-            weights=weights,
-            momentum=momentum,
-            end_momentum=end_momentum,
-            energy=energy,
-            energy_error=error.astype(temperature.dtype),
-            start_temperature=(before.high * unit).astype(temperature.dtype),
-            end_temperature=(after.high * unit).astype(temperature.dtype),
-        )
-
     def measure(self, state: HybridState, exact_gradient: Weights) -> dict[str, Array]:
         """Return acceptance, energy error, time step and kinetic temperature."""
-        del exact_gradient
         num_moves = jnp.where(state.step <= self.warmup_moves, state.step, state.step - self.warmup_moves)
         overflow = state.energy_error == jnp.finfo(state.energy_error.dtype).max
         return {
@@ -232,8 +178,8 @@ class HybridMonteCarlo(ExactGradient):
 class MinibatchHybridMonteCarlo(HybridMonteCarlo):
     """Hybrid Monte Carlo driven by one mini-batch per move ("mb-hMC"): samples exp(−U/T) exactly (sec:hMC).
 
-    The batch is kept for the move, so the trajectory can be run backwards; the decision is made on the exact energy.
-    The trajectory conserves the energy of its batch, not U: L·δt must be small for moves to be accepted.
+    The batch is kept for the move, so the trajectory is reversible. It conserves the energy of its batch, not U:
+    L·δt must be small for moves to be accepted.
 
     Args:
         batch_size: examples per mini-batch, drawn with replacement; default: 1 % of the data set.
@@ -248,13 +194,3 @@ class MinibatchHybridMonteCarlo(HybridMonteCarlo):
         """Fill in the batch size and validate the settings."""
         super().__post_init__()
         self.complete_batch_size(0.01, 1, "hybrid_monte_carlo")
-
-    def gradient(self, weights: Weights, batch: Batch | None) -> Weights:
-        """Return the gradient on the batch of the move."""
-        split = self.dataset.mesh is not None
-        return minibatch_gradient(self.potential, weights, batch, self.precision, split=split)  # type: ignore[arg-type]
-
-
-def twice_reduced_kinetic_energy(momentum: Weights, mass: Weights, temperature: Array) -> Sum:
-    """Return Σ p²/(M·T), a compensated sum of about N."""
-    return sum_of_squares(jax.tree.map(lambda p, m: p / jnp.sqrt(m * temperature), momentum, mass))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _trees as trees
-from .._trees import Array, Key, Stream, Weights, check_integer, key_for
+from .._trees import Array, Key, Stream, Weights
 from ..gradients import Sum, difference, exact_energy
 from .base import Sampler, Status
 
@@ -80,7 +80,7 @@ def annealed(sampler: Kind, temperatures: Callable[[Any], Any], *, every: int) -
         temperatures: function of the step, made of jax.numpy operations, such as a schedule of optax.
         every: steps between updates of the temperature. Samplers that set masses from the noise measure it each time.
     """
-    check_integer("every", every, minimum=1)
+    trees.check_integer("every", every, minimum=1)
     schedule, given = Schedule(temperatures, every), f"temperatures = {temperatures!r}"
     try:
         first = float(jax.jit(schedule.at)(0))
@@ -96,12 +96,9 @@ def annealed(sampler: Kind, temperatures: Callable[[Any], Any], *, every: int) -
 class Visits(NamedTuple):
     """Travels of the replica that is at one temperature, and the swaps with the next hotter temperature."""
 
-    start: Array
-    """Temperature at which the replica started."""
-    last_end: Array
-    """End of the temperature grid that the replica visited last: 1 the coldest, 2 the hottest after the coldest."""
-    round_trips: Array
-    """Trips of the replica from the coldest temperature to the hottest and back."""
+    start: Array  # temperature at which the replica started
+    last_end: Array  # end of the grid that the replica visited last: 1 the coldest, 2 the hottest after the coldest
+    round_trips: Array  # trips of the replica from the coldest temperature to the hottest and back
     num_proposed: Array
     num_accepted: Array
 
@@ -121,9 +118,8 @@ class ReplicaExchange(Base):
     def exchange(self, states: Any, num_temperatures: int) -> Any:
         """Return the states of all chains, temperature by temperature, after one round of swaps.
 
-        Chains of the same index at neighbouring temperatures swap with probability min(1, exp((1/T − 1/T')·(U − U'))),
-        which leaves the product of their distributions unchanged. Even and odd pairs take turns, so that replicas
-        travel faster than by random pairs. Temperatures, keys and masses stay in place.
+        Chains of the same index at neighbouring temperatures swap with probability min(1, exp((1/T − 1/T')·(U − U'))).
+        Even and odd pairs take turns: replicas travel faster than by random pairs. Temperatures, keys and masses stay.
         """
         size, running = len(states.step), states.status == Status.RUNNING
         step = jnp.max(jnp.where(running, states.step, 0))
@@ -138,7 +134,7 @@ class ReplicaExchange(Base):
         cost = (1 / states.temperature[hot] - 1 / states.temperature[cold]) * gap
         turn = (step // self.exchange_every) % 2 == jnp.arange(num_temperatures - 1) % 2
         proposed = turn[:, None] & running[cold] & running[hot]
-        keys = jax.vmap(lambda key: key_for(key, Stream.EXCHANGE, step))(states.key[cold.ravel()])
+        keys = jax.vmap(lambda key: trees.key_for(key, Stream.EXCHANGE, step))(states.key[cold.ravel()])
         accepted = proposed & (cost <= jax.vmap(jax.random.exponential)(keys).reshape(cost.shape))
 
         distance = jnp.where(accepted, hot - cold, 0)
@@ -182,7 +178,7 @@ def replica_exchange(sampler: Kind, *, every: int = 100) -> Kind:
         >>> sampler = replica_exchange(balanced_langevin(potential, train), every=100)  # doctest: +SKIP
         >>> result = sample(sampler, weights, temperatures=[1e-5, 2e-5], num_steps=9_000, key=0)  # doctest: +SKIP
     """
-    check_integer("every", every, minimum=1)
+    trees.check_integer("every", every, minimum=1)
     return _extended(sampler, ReplicaExchange, exchange_every=every)
 
 
