@@ -35,17 +35,20 @@ from .samplers.tempered import annealed, replica_exchange
 
 __version__ = "0.1.0.dev0"
 
-_LAZY_MODULES = {  # imported when first used: they need files, plots or statistics
-    "apps.fit": ("EquilibriumWarning", "Fit", "fit"),
-    "apps.temperature": ("TemperatureRange", "find_temperature"),
-    "apps.thermodynamics": ("anneal", "evidence", "free_energy", "learning_coefficient"),
-    "apps.tune": ("Tuned", "tune"),
-    "diagnostics": ("diagnostics",),  # the module itself
-    "diagnostics.certificate": ("Certificate", "certificate"),
-    "diagnostics.ensemble": ("predictions",),  # the module itself
-    "runs.session": ("load", "resume"),
+_LAZY = {  # imported when first used: they need files, plots or statistics
+    name: module
+    for module, names in (
+        ("apps.fit", ("EquilibriumWarning", "Fit", "fit")),
+        ("apps.temperature", ("TemperatureRange", "find_temperature")),
+        ("apps.thermodynamics", ("anneal", "evidence", "free_energy", "learning_coefficient")),
+        ("apps.tune", ("Tuned", "tune")),
+        ("diagnostics", ("diagnostics",)),  # the module itself
+        ("diagnostics.certificate", ("Certificate", "certificate")),
+        ("diagnostics.ensemble", ("predictions",)),  # the module itself
+        ("runs.session", ("load", "resume")),
+    )
+    for name in names
 }
-_LAZY = {name: module for module, names in _LAZY_MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

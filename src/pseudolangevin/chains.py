@@ -546,7 +546,8 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
     if not values:
         raise ValueError("temperatures is empty; pass at least one")
     for value in values:
-        check_interval("temperatures", value, 1e-30, 1e30, "exp(-U/T) needs T > 0 in single precision; scale the loss")
+        check_positive("temperatures", value, "exp(-U/T) needs T > 0")
+        check_interval("temperatures", value, 1e-30, 1e30, "that is beyond single precision; scale the loss instead")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
         remedy = "use num_chains for several chains at one temperature"

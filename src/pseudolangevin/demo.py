@@ -19,8 +19,6 @@ from .runs.config import Settings
 from .runs.folder import RunFolder, read_or_empty
 from .runs.report import summary_figure, write_report
 
-COMMAND = ["pseudolangevin", "demo"]
-AVERAGES = ("loss", "squared_norm", "error", "kinetic_temperature", "virial_temperature")
 SETTINGS = {
     "temperatures": [3e-4],  # 1.7/P, a little above the transition, as T = 3e-5 is for the paper's small network
     "num_chains": 4,
@@ -36,22 +34,23 @@ SETTINGS = {
 def run_demo(out: Path) -> int:
     """Sample, print the averages, draw the picture, write the report; return the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    started = time.perf_counter()
-    if read_or_empty(RunFolder(out).provenance).get("command") == COMMAND:
+    started, command = time.perf_counter(), ["pseudolangevin", "demo"]
+    if read_or_empty(RunFolder(out).provenance).get("command") == command:
         console.print(f"continuing the demo in {out}")
-        outcome = session.continue_run(out, command=COMMAND)
+        outcome = session.continue_run(out, command=command)
     else:
         settings = Settings.model_validate(SETTINGS)
         chains = (
             f"{settings.num_chains} chains at each of T = {', '.join(f'{t:g}' for t in settings.temperatures or [])}"
         )
         console.print(f"{chains}; {settings.num_steps:,} steps after Adam")
-        outcome = session.start(settings, out, command=COMMAND)
+        outcome = session.start(settings, out, command=command)
     if outcome.interrupted:
         console.print(f"interrupted; continue with `{_command('resume', out)}`")
         return 130
     result = session.load(out)
-    averages = result.averages().query("observable in @AVERAGES")[["mean", "standard_error"]]
+    shown = ["loss", "squared_norm", "error", "kinetic_temperature", "virial_temperature"]
+    averages = result.averages().loc[(slice(None), shown), ["mean", "standard_error"]]
     console.print(averages.to_string(float_format="{:.4g}".format))
     console.print("At equilibrium the kinetic and the virial temperature are T.")
     summary_figure(result.trace).savefig(out / "demo.png", dpi=150)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 LABELS = {"loss": "mean cross-entropy", "squared_norm": "|w|²", "error": "training error"}
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#b8860b")
-SPIN_SECTIONS = ("thermodynamics", "generalization")  # averages of spin vectors in published.json
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,11 @@ def published_numbers(section: str, num_weights: int | None = None) -> dict[str,
 
 
 def published_average(
-    num_weights: int, label: str, temperature: float, name: str, sections: Sequence[str] = SPIN_SECTIONS
+    num_weights: int,
+    label: str,
+    temperature: float,
+    name: str,
+    sections: Sequence[str] = ("thermodynamics", "generalization"),
 ) -> float:
     """Return the published average of hMC or pL in some sections; NaN if there is none. U is computed from others."""
     tables = (published_numbers(section, num_weights).get(label, {}) for section in sections)

@@ -34,8 +34,6 @@ from ..diagnostics.diffusion import MeasuredDiffusion, measure_diffusion
 from .results import COLORS, Row, draw_legend, published_numbers, row
 from .spins import SAMPLERS, Task, near_equilibrium, num_weights, spin_task
 
-UNKNOWN = Average(math.nan, math.nan, math.nan)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -83,7 +81,7 @@ class Case:
             "sampler": sampler.name,
             "settings": sampler.settings,
             "curve": {} if found.diffusion is None else vars(found.diffusion),
-            "coefficient": UNKNOWN._replace(mean=found.coefficient, standard_error=found.coefficient_error),
+            "coefficient": Average(found.coefficient, found.coefficient_error, math.nan),
             "seconds_per_step": found.seconds_per_step,
             "variance_share": found.refresh_seconds / found.seconds if found.seconds else math.nan,
             "time_step": np.mean(getattr(found.states, "time_step", math.nan)),
@@ -99,12 +97,12 @@ def ratio(left: Mapping[str, Any], right: Mapping[str, Any], *, same_interval: b
     """Return the ratio of two D*, each at its own shortest interval or both at the longer one; NaN if unknown."""
     one, two = left["coefficient"], right["coefficient"]
     if not (math.isfinite(one.mean) and two.mean > 0):
-        return UNKNOWN
+        return Average(math.nan, math.nan, math.nan)
     if same_interval:
         curves = [speed["curve"] for speed in (left, right)]
         interval = max(curve["seconds"][0] for curve in curves)
         first, second = (np.interp(interval, curve["seconds"], curve["displacement"][0]) for curve in curves)
-        return UNKNOWN._replace(mean=float(first / second))
+        return Average(float(first / second), math.nan, math.nan)
     value = one.mean / two.mean
     error = value * math.hypot(one.standard_error / one.mean, two.standard_error / two.mean) if one.mean else math.nan
     return Average(value, error, math.nan)

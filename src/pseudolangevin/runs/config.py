@@ -174,19 +174,20 @@ def _seed(default: int, description: str) -> Any:
     return (Seed, Field(default, description=f"seed of {description}"))
 
 
-SPINS: dict[str, Any] = {"num_train": 55_800, "num_test": 10_044, "seed": _seed(6, "the data")}
-IMAGES: dict[str, Any] = {"seed": _seed(0, "the projection")}
-TRAINING: dict[str, Any] = {"num_steps": 2_000, "seed": _seed(0, "the weights and the training")}
 CHOICES: dict[str, dict[str, type[Section]]] = {
     "task": {
-        "spin_vectors": section_of(tasks.spin_vectors, "kind", "spin_vectors", **SPINS),
-        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", **IMAGES),
-        "idx": section_of(tasks.idx, "kind", "idx", **IMAGES),
+        "spin_vectors": section_of(
+            tasks.spin_vectors, "kind", "spin_vectors", num_train=55_800, num_test=10_044, seed=_seed(6, "the data")
+        ),
+        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", seed=_seed(0, "the projection")),
+        "idx": section_of(tasks.idx, "kind", "idx", seed=_seed(0, "the projection")),
         "files": Files,
     },
     "sampler": {name: section_of(cls, "name", name) for name, cls in SAMPLERS.items()},
     "start": {
-        "adam": section_of(trained_starts, "kind", "adam", **TRAINING),
+        "adam": section_of(
+            trained_starts, "kind", "adam", num_steps=2_000, seed=_seed(0, "the weights and the training")
+        ),
         "random": RandomStart,
         "file": FileStart,
     },

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,9 @@ from .._trees import Array, Batch, Key, Stream, Weights
 from ..gradients import Sum, difference, exact_energy, sum_of_squares
 from .base import Count, ExactGradient, Natural, Positive, Status
 
-_USUAL = partial(trees.check_interval, low=0, high=1, remedy="0.65 to 0.8 is usual", open_ends=True)
+Acceptance: TypeAlias = Annotated[
+    float, partial(trees.check_interval, low=0, high=1, remedy="0.65 to 0.8 is usual", open_ends=True)
+]
 
 
 class HybridState(NamedTuple):
@@ -84,7 +86,7 @@ class HybridMonteCarlo(ExactGradient):
     num_leapfrog_steps: Count
     time_step: Positive
     warmup_moves: Natural = 0
-    target_acceptance: Annotated[float, _USUAL] = 0.75
+    target_acceptance: Acceptance = 0.75
     name: ClassVar[str] = "hybrid_monte_carlo"
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
