@@ -211,6 +211,17 @@ def test_write_report_rejects_folders_without_records(finished: Path, tmp_path: 
         write_report(tmp_path)
 
 
+def test_write_report_rejects_a_trace_whose_first_record_is_damaged(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    content = bytearray((run / "trace.records").read_bytes())
+    first = content.index(b"\n", content.index(b"\n") + 1) + 1  # the header has two lines
+    content[first : first + 64] = bytes(64)
+    (run / "trace.records").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"trace\.records is damaged \(record 0 cannot be read"):
+        write_report(run)
+
+
 def test_summary_picture() -> None:
     before = dict(mpl.rcParams)
     figure = summary_figure(make_trace())

@@ -33,7 +33,7 @@ from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept
 from ..diagnostics.certificate import Certificate
 from ..diagnostics.certificate import certificate as make_certificate
 from ..samplers.base import HEALTHY, Status
-from .folder import RunFolder, RunFolderError, read_or_empty, write_atomically
+from .folder import RunFolder, RunFolderError, damaged, read_or_empty, write_atomically
 from .session import load
 from .store import in_order, read_trace
 
@@ -244,8 +244,10 @@ def write_report(
     except Exception as error:  # the page is useful without a certificate, and states the reason
         facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
     if result is None:
-        seconds = float(trace["seconds"].values[-1])
-        result = Result(read_trace(path) or trace, {}, None, None, None, seconds)  # type: ignore[arg-type]
+        seconds, readable = float(trace["seconds"].values[-1]), read_trace(path)
+        if readable is None or not readable.sizes["draw"]:  # the last record is valid, the first one is not
+            raise damaged(folder.trace, "record 0 cannot be read")
+        result = Result(readable, {}, None, None, None, seconds)  # type: ignore[arg-type]
     page = folder.path / "report.html"
     write_atomically(page, report_html(result, certificate=certificate, facts=facts))
     return page
