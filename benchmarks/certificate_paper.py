@@ -1,7 +1,7 @@
 """Time until the certificate of the paper's network passes: two temperatures, four chains each.
 
     python -m benchmarks.certificate_paper --out FILE --seconds 75                                    # on a GPU
-    python -m benchmarks.certificate_paper --out FILE --seconds 1700 --batch 558 --every 1000         # on two cores
+    python -m benchmarks.certificate_paper --out FILE --seconds 1700 --every 25 --first 320           # on two cores
 
 Chains of balanced Langevin start from Adam. The certificate is made after 200, 400, 800, … records, until it passes or
 the time is up. The seconds include compilation, training and certificates.
