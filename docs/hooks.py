@@ -65,6 +65,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source = page.file.src_uri
     up = "../" * source.count("/")
     markdown = LINK.sub(lambda found: f"]({up}{target_of(found[1], source)}", markdown)
+    markdown = re.sub(r"!\[([^\]]*)\]\(https?:[^)]*\)", r"`\1`", markdown)  # a badge: the site fetches nothing
     return re.sub(r"^::: pl\.(\S+)$", lambda found: entry(found[1]), markdown, flags=re.MULTILINE)
 
 
