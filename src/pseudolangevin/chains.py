@@ -47,7 +47,7 @@ Records: TypeAlias = Sequence[dict[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Record:
-    """The chains at one stop of a run."""
+    """State and observables of all chains at one stop of a run."""
 
     step: int
     states: Any
@@ -92,7 +92,7 @@ def sample(
         record_every: steps between records; default: 400 records, or fewer if they would cost more than 5 % of the
             time, but at least 100, and 400 of all chains at a temperature. Training by `adam` has 10 to 100.
         key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
-            it does not depend, rounding apart, on which other chains run.
+            apart from rounding, it does not depend on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: number of first training examples that observables are measured on; default: all.
         observables: your own observables, a mapping from names to functions f(weights, dataset) that return a scalar or

@@ -58,7 +58,7 @@ def _global_options(version: Annotated[bool, typer.Option("--version", help="Pri
 
 @app.command(epilog="pseudolangevin demo --out demo")
 def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("demo")) -> int:
-    """Sample the small network of the paper at several temperatures, on the CPU, in minutes."""
+    """Sample a small network on the task of the paper, with its certificate, in two minutes on a CPU."""
     from .demo import run_demo
 
     return run_demo(out)
@@ -173,7 +173,7 @@ def temperature(
     as_json: AsJson = False,
     allow_code: AllowCode = False,
 ) -> int:
-    """Find the intermediate temperatures of a configuration, from its training set, network and potential only.
+    """Find the temperatures at which samples generalise best, from the training set of a configuration only.
 
     Exit code 1 if the scan is inconclusive; its notes give the reasons.
     """
@@ -204,7 +204,7 @@ def tune(
     as_json: AsJson = False,
     allow_code: AllowCode = False,
 ) -> int:
-    """Find the settings that diffuse fastest on this machine within a bias budget, at the lowest temperature.
+    """Find the settings with the fastest diffusion on this machine within a bias budget, at the lowest temperature.
 
     Exit code 1 if no candidate is within the budget.
     """
@@ -231,7 +231,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.png.")] = Path("results"),
     max_seconds: Annotated[float | None, typer.Option(help="Time limit; the same command continues.")] = None,
 ) -> int:
-    """Reproduce results of the paper, alongside the published numbers; what is in the folder is not measured again."""
+    """Reproduce results of the paper, alongside the published numbers; finished parts in the folder are kept."""
     from . import paper
     from .runs import build
 

@@ -134,7 +134,7 @@ class ExactSums(NamedTuple):
     error: Array
     """Mean of `per_example_error`; NaN if the potential has none."""
     gradient: Weights
-    """Gradient ∇U, regulariser included; None if it was not asked for."""
+    """Gradient ∇U, regulariser included; None if it was not requested."""
     dead_class: Array | None
     """Whether the score of each class is the same for every example or, if scores are nowhere negative (ReLU), for all
     but one in a thousand; None for potentials without classes."""

@@ -1,4 +1,4 @@
-"""The result of a run, and what is read from it in one call."""
+"""The result of a run, with its averages, predictions and plots."""
 
 from __future__ import annotations
 

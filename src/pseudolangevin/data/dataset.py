@@ -188,7 +188,7 @@ def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, data
 
 
 class Signs:
-    """An array of ±1, (example, component), stored as bits: an eighth of the memory and of what is sent.
+    """An array of ±1, (example, component), stored as bits: an eighth of the memory and of the transfer.
 
     `bits` is a NumPy array, a memory-mapped ``.npy`` file or a Zarr array with eight components a byte, as
     ``np.packbits(inputs > 0, axis=1)`` makes them.
@@ -265,7 +265,7 @@ class StreamedDataset(Dataset):
         return jax.tree.map(gather, self._sent)
 
     def decode(self, batch: Batch) -> Batch:
-        """Return a batch as the loss takes it, from what was sent."""
+        """Return a batch in the form that the loss takes, from the transferred arrays."""
 
         def unpack(array: Any, sent: Array) -> Array:
             if not isinstance(array, Signs):

@@ -1,7 +1,7 @@
 """The certificate: evidence that chains sample exp(−U/T), line by line.
 
 A line is a `Measurement` that one of the functions below yields for a chain, or for all chains at a temperature. A
-function may also yield a string: a note on what could not be examined. All lines ask about the samples: averages that
+function may also yield a string: a note on what could not be examined. All lines test the samples: averages that
 are known for exp(−U/T), whether the chains are stationary and agree, and whether there are enough of them.
 """
 
@@ -248,7 +248,7 @@ def _batched(draws: Floats, num: int = 16) -> Floats:
 
 
 def _fluctuations(group: Subject) -> Measured:
-    """Covariance of U and the virial, which is N·T² by Stein's identity; it sees energies that fluctuate too little."""
+    """Covariance of U and the virial, which is N·T² by Stein's identity; small if energies fluctuate too little."""
     names = ("potential", "virial_temperature")
     if group.temperature is None or not group.has(*names) or group.retained.sizes["draw"] < 4:
         return
@@ -346,7 +346,7 @@ def certificate(
     burn_in: float | None = None,
     **tolerances: float,
 ) -> Certificate:
-    """Judge, with errors, whether chains sample exp(−U/T).
+    """Test whether chains sample exp(−U/T), with statistical errors.
 
     Every line checks whether a bias is within a tolerance, and is passed, failed or, with too few samples, undecided
     (see `verdicts`). Chains of another library are given by their weights with `potential` and `dataset`, or by

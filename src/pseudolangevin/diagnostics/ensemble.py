@@ -20,7 +20,7 @@ from ..potential import Potential, check_labels
 
 
 class _Members:
-    """What the predictions of classifiers and of regressions share; the first field has an axis over the members."""
+    """Common part of the predictions of classifiers and of regressions; the first field has an axis over members."""
 
     score_names: ClassVar[tuple[str, ...]]
 
@@ -64,7 +64,7 @@ class ClassPredictions(_Members):
 
     @property
     def epistemic_uncertainty(self) -> np.ndarray:
-        """Mutual information of label and member, (example,), in nats: what more data could remove."""
+        """Mutual information of label and member, (example,), in nats: more data could remove it."""
         return np.maximum(self.total_uncertainty - entr(self.probabilities).sum(axis=-1).mean(axis=0), 0.0)
 
     def brier_score(self, targets: Any) -> float:
@@ -115,7 +115,7 @@ class ValuePredictions(_Members):
 
     @property
     def spread(self) -> np.ndarray:
-        """Standard deviation of the members' values: what more data could remove."""
+        """Standard deviation of the members' values: more data could reduce it."""
         return self.values.std(axis=0)
 
     total_uncertainty, epistemic_uncertainty = standard_deviation, spread

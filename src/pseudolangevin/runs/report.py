@@ -199,7 +199,7 @@ def _svg(draw: Callable[[Axes, Any], None], what: Any, identity: str, variables:
 def report_html(result: Result, certificate: Certificate | None = None, facts: Mapping[str, Any] | None = None) -> str:
     """Return a self-contained page about a run with at least one record.
 
-    What else is known are optional `facts`: `name`, `config` (nested settings), `provenance` (as in a run folder), and
+    Optional `facts` are `name`, `config` (nested settings), `provenance` (as in a run folder), and
     `reason` (why there is no certificate).
     """
     facts = {"name": "run", "config": {}, "provenance": {}, "reason": "No certificate was computed.", **(facts or {})}

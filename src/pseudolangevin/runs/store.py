@@ -47,7 +47,7 @@ Type = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|b?float(16|32|64)
 
 
 class Header(BaseModel):
-    """The fields of every record, each with its type and shape, and what else is known about them."""
+    """The fields of every record, each with its type and shape, and attributes that describe them."""
 
     format: Literal["pseudolangevin records 1"] = "pseudolangevin records 1"
     fields: tuple[tuple[str, Type, tuple[Size, ...]], ...]

@@ -52,8 +52,8 @@ class BalancedLangevin(NoiseMassLangevin):
     """Balanced Langevin dynamics: samples exp(−U/T) with mini-batch gradients, at any temperature ratio.
 
     The friction matches the full covariance of the mini-batch noise; see `samplers.balanced` for the update rule.
-    Records are exact on quadratic potentials. What remains elsewhere is the error of the time step, with (ω·δt)²
-    proportional to `temperature_ratio`, and of the friction, which is estimated on a batch.
+    Records are exact on quadratic potentials. Other potentials have an error of the time step, with (ω·δt)²
+    proportional to `temperature_ratio`, and an error of the friction, which is estimated on a batch.
 
     Masses are set from the gradient variance 𝒱 during a warm-up and are fixed afterwards, so they do not follow the
     weights. Later measurements of 𝒱 only raise masses: those whose ratio exceeds `max_temperature_ratio`, and all of
@@ -62,7 +62,7 @@ class BalancedLangevin(NoiseMassLangevin):
     Args:
         temperature_ratio: 𝒯, the ratio of mini-batch to thermal noise that masses are set to; diffusion grows with it.
         max_temperature_ratio: ratio above which a mass is raised after the warm-up; default: 4·`temperature_ratio`.
-        momentum_retention: c1. Momenta remember for 1/(1 − c1²) steps. A smaller c1 relaxes energies faster; strength
+        momentum_retention: c1. Momenta decorrelate in 1/(1 − c1²) steps. A smaller c1 relaxes energies faster; strength
             and noise of the friction go as 1 − c1².
         friction_batch_size: examples B that the friction is computed on; default: a third of `batch_size`, and at least
             100. They are the first ones of the mini-batch, and further examples if B is larger than `batch_size`.

@@ -214,7 +214,7 @@ class Sampler(ABC):
     def advance(self, state: Any, num_steps: Array | int) -> Any:
         """Return the state after `num_steps` steps, refreshed whenever that is due; for a loop of your own.
 
-        It can be compiled and mapped over chains. A chain that diverges is put back to the last refresh and stops.
+        It can be compiled and mapped over chains. A chain that diverges is reset to the last refresh and stops.
         """
         if (bound := self.at(state.temperature)) is not self:
             return bound.advance(state, num_steps)
@@ -240,7 +240,7 @@ class Sampler(ABC):
     def segment(self, state: Any, num_blocks: Array | int, block: int = 1, batches: Any = None) -> Any:
         """Return the state after `num_blocks` (which may be traced) blocks of `block` steps, without refreshes.
 
-        A chain that is no longer finite is put back to where the segment began, and never moves again. `batches` are
+        A chain that is no longer finite is reset to the start of the segment, and never moves again. `batches` are
         the mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
         very_large, running = trees.num_weights(state.weights) >= VERY_LARGE, state.status == Status.RUNNING

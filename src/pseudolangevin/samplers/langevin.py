@@ -123,7 +123,7 @@ class Langevin(Sampler):
         return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
 
     def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
-        """Return what drives the step: the gradient at the weights, to which a sampler may add a friction."""
+        """Return the force of the step: the gradient at the weights, to which a sampler may add a friction."""
         return self.gradient(weights, batch)
 
     def subtracted(self, state: LangevinState) -> Weights | None:
@@ -426,7 +426,7 @@ class PseudoLangevin(NoiseMassLangevin):
 
     Masses are set from the variance 𝒱 of the mini-batch gradient, so that the mini-batch noise is the share 𝒯 of the
     thermal noise of every component (eq:LTRLimit); the injected noise is reduced by it (eq:PseudoLangevinIntegrator).
-    The distribution is right for 𝒯 → 0, c1 → 1. Most of the bias at finite 𝒯 comes from correlations between
+    The distribution is exact for 𝒯 → 0, c1 → 1. Most of the bias at finite 𝒯 comes from correlations between
     components of the mini-batch noise, which are not corrected.
 
     At every refresh 𝒱 is measured again. Masses whose 𝒯_i exceeds `max_temperature_ratio` are raised to it and their
