@@ -219,7 +219,7 @@ class Certificate:
 
     @property
     def advice(self) -> str:
-        """What to do next, with the time that it takes; empty for a certificate that passed."""
+        """Next command, with the time that it takes; empty for a certificate that passed."""
         return self._advice(None)
 
     def _advice(self, folder: Path | None) -> str:

@@ -124,7 +124,7 @@ class Reproduction:
     """One figure or table of the paper: its measured parts, rows and picture, kept in NAME.json and NAME.png."""
 
     def __init__(self, name: str, scale: str, module: Any, out: Path, max_seconds: float = math.inf) -> None:
-        """Read the parts that NAME.json holds already."""
+        """Read the parts that are already in NAME.json."""
         self.name, self.scale, self.remaining, self.left = name, scale, max_seconds, list[str]()
         self._module, self._path, self._settings = module, out / f"{name}.json", module.SETTINGS[scale]
         old = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}

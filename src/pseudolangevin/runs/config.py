@@ -152,7 +152,7 @@ class FileStart(Section):
 
 
 class Recording(Section):
-    """What is written to the run folder, and how often."""
+    """Contents of the run folder, and the intervals of writing."""
 
     keep_weights_every: int = Field(10, ge=0, le=MAX_STEPS, description="records between kept weights; 0 keeps none")
     weights_dtype: Literal["float16", "float32", "float64"] = Field("float32", description="type of the kept weights")

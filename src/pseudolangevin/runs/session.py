@@ -52,7 +52,7 @@ ENDED = "ended at once; what was recorded is safe, and `resume` continues the ru
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a session ended."""
+    """Outcome of a session."""
 
     path: Path
     step: int
