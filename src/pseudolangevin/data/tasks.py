@@ -57,7 +57,7 @@ def spin_vectors(
         flip_probability: p_f, at most 0.5 (where the classes are indistinguishable).
 
     Example:
-        >>> train, test = spin_vectors(jax.random.key(0), num_train=55_800, num_test=10_044)
+        >>> train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=55_800, num_test=10_044)
         >>> train.inputs.shape, train.inputs.dtype
         ((55800, 100), dtype('int8'))
     """
