@@ -107,7 +107,7 @@ def _short(monkeypatch):
     """The same functions with small budgets."""
     monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, epochs=50, num_temperatures=3))
     monkeypatch.setattr(pl, "fit", partial(pl.fit, temperature=1e-2, num_steps=80, batch_size=40))
-    monkeypatch.setattr(pl, "tune", partial(pl.tune, batch_sizes=[40], temperature_ratios=[0.1]))
+    monkeypatch.setattr(pl, "tune", partial(pl.tune, batch_sizes=[40], temperature_ratios=[0.1], seconds=2))
 
 
 @pytest.mark.usefixtures("_short")

@@ -58,8 +58,8 @@ def spin_vectors(
 
     Example:
         >>> train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=55_800, num_test=10_044)
-        >>> train.inputs.shape, train.inputs.dtype
-        ((55800, 100), dtype('int8'))
+        >>> train.inputs.shape[1], train.inputs.dtype
+        (100, dtype('int8'))
     """
     sizes = {"num_train": num_train, "num_test": num_test, "dimension": dimension, "num_classes": num_classes}
     for name, size in sizes.items():

@@ -18,14 +18,15 @@ from typing import Any
 from .._trees import check_choice
 from .results import Reproduction
 
-SHARED = ("results", "spins", "speeds")
-MODULES = {found.name.replace("_", "-"): found.name for found in iter_modules(__path__) if found.name not in SHARED}
-MODULES |= {
+MODULES = {
+    **{found.name.replace("_", "-"): found.name for found in iter_modules(__path__)},
     "performance": "speeds.PERFORMANCE",
     "variants": "speeds.VARIANTS",
     "batch-size": "speeds.BATCH_SIZE",
     "suboptimal": "speeds.SUBOPTIMAL",
 }
+for shared in ("results", "spins", "speeds"):
+    del MODULES[shared]
 
 
 def reproduce(names: str | Sequence[str], scale: str, out: Path, max_seconds: float | None = None) -> int:
