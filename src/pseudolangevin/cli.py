@@ -58,7 +58,7 @@ def _global_options(version: Annotated[bool, typer.Option("--version", help="Pri
 
 @app.command(epilog="pseudolangevin demo --out demo")
 def demo(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("demo")) -> int:
-    """Sample a small network on the paper's task, on the CPU, in two minutes, and certify it."""
+    """Sample the small network of the paper at several temperatures, on the CPU, in minutes."""
     from .demo import run_demo
 
     return run_demo(out)
