@@ -40,11 +40,10 @@ def run_demo(out: Path) -> int:
         outcome = session.continue_run(out, command=command)
     else:
         settings = Settings.model_validate(SETTINGS)
-        temperatures = ", ".join(f"{temperature:g}" for temperature in settings.temperatures or [])
-        each = "each of " if "," in temperatures else ""
-        console.print(
-            f"{settings.num_chains} chains at {each}T = {temperatures}; {settings.num_steps:,} steps after Adam"
+        chains = (
+            f"{settings.num_chains} chains at each of T = {', '.join(f'{t:g}' for t in settings.temperatures or [])}"
         )
+        console.print(f"{chains}; {settings.num_steps:,} steps after Adam")
         outcome = session.start(settings, out, command=command)
     if outcome.interrupted:
         console.print(f"interrupted; continue with `{_command('resume', out)}`")
