@@ -134,7 +134,7 @@ class AsPrinted(doctest.OutputChecker):
 @pytest.mark.usefixtures("_short")
 @pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # runs are short
 def test_the_examples_of_docstrings_run(names):
-    options = {"temperatures": 1e-2, "num_steps": 40, "record_every": 2, "key": 0}
+    options: dict[str, Any] = {"temperatures": 1e-2, "num_steps": 40, "record_every": 2, "key": 0}
     names["result"] = pl.sample(names["sampler"], names["weights"], num_chains=2, **options)
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(AsPrinted(), verbose=False)
     for module in pkgutil.walk_packages(pl.__path__, "pseudolangevin."):
@@ -209,7 +209,7 @@ def test_links_lead_to_files(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_and_their_options_exist(page):
-    known = typer.main.get_command(app)
+    known: Any = typer.main.get_command(app)
     text = page.read_text(encoding="utf-8")
     for placeholder, value in (("smoke|paper", "smoke"), ("NAME…", "noise"), ("[--max-seconds S]", "")):
         text = text.replace(placeholder, value)
