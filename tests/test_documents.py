@@ -1,7 +1,10 @@
 """README and docs: their programs run, their links and commands exist, and their lines have the agreed width."""
 
+import doctest
+import importlib
 import json
 import os
+import pkgutil
 import re
 import runpy
 import shlex
@@ -13,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import matplotlib
+import numpy as np
 import pytest
+import typer
 from flax import nnx
 
 import pseudolangevin as pl
@@ -27,7 +33,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
-NOT_RUN = ("certificate", "tuning")  # see below; a search by the clock
+NOT_RUN = ("certificate",)  # it has a test of its own, with the lines that its program prints
 WIDTH = 100
 
 
@@ -45,6 +51,7 @@ def shortened(code: str, num_steps: int = 20) -> str:
     """Return the same program with fewer steps and less data."""
     lengths = {"num_train": 200, "num_test": 50, "num_steps": num_steps, "record_every": 10, "batch_size": 40}
     lengths |= {"stop": 20, "steps_per_level": 20, "every": 10, "keep_weights_every": 1, "checkpoint_every": 10}
+    lengths |= {"seconds": 2, "num_leapfrog_steps": 5}
     for name, short in lengths.items():
         code = re.sub(rf'\b({name}"?(=|: | = ))[\d_]+', rf"\g<1>{short}", code)
     return code
@@ -59,9 +66,13 @@ def names():
     inputs, labels = train.batch
     return {
         "jax": jax,
+        "jnp": jnp,
+        "np": np,
         "pl": pl,
+        "key": jax.random.key(2),
         "train": train,
         "test": test,
+        "held_out": test,
         "network": network,
         "apply": network.apply,
         "module": nnx.Linear(6, 3, rngs=nnx.Rngs(0)),
@@ -91,18 +102,49 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def _short(monkeypatch):
+    """The same functions with small budgets."""
+    monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, epochs=50, num_temperatures=3))
+    monkeypatch.setattr(pl, "fit", partial(pl.fit, temperature=1e-2, num_steps=80, batch_size=40))
+    monkeypatch.setattr(pl, "tune", partial(pl.tune, batch_sizes=[40], temperature_ratios=[0.1], seconds=2))
+
+
+@pytest.mark.usefixtures("_short")
 @pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # runs are short
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=page_name)
 def test_the_programs_of_a_page_run(page, names, folder, monkeypatch):
     monkeypatch.chdir(folder)
     matplotlib.use("Agg")
     monkeypatch.setattr(pl, "Placement", lambda **_: None)  # there is one device
-    monkeypatch.setattr(pl, "find_temperature", partial(pl.find_temperature, epochs=50, num_temperatures=3))
-    monkeypatch.setattr(pl, "fit", partial(pl.fit, temperature=1e-2, num_steps=80, batch_size=40))
     for block in blocks(page):
         program = compile(shortened(block, 80 if page.stem == "gallery" else 20), page.name, "exec")
         if page.stem not in NOT_RUN:
             exec(program, names)
+
+
+class AsPrinted(doctest.OutputChecker):
+    """Compare the output of the examples that show one."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return not want or super().check_output(want, got, optionflags)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_short")
+@pytest.mark.filterwarnings("ignore::pseudolangevin.apps.fit.EquilibriumWarning")  # runs are short
+def test_the_examples_of_docstrings_run(names):
+    options: dict[str, Any] = {"temperatures": 1e-2, "num_steps": 40, "record_every": 2, "key": 0}
+    names["result"] = pl.sample(names["sampler"], names["weights"], num_chains=2, **options)
+    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(AsPrinted(), verbose=False)
+    for module in pkgutil.walk_packages(pl.__path__, "pseudolangevin."):
+        if module.name != "pseudolangevin.__main__":
+            for found in finder.find(importlib.import_module(module.name), extraglobs=names):
+                for example in found.examples:
+                    example.source = example.source if example.want else shortened(example.source)
+                runner.run(found)
+    assert runner.tries > 30
+    assert not runner.failures
 
 
 def command(line: str) -> None:
@@ -166,9 +208,17 @@ def test_links_lead_to_files(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_commands_exist(page):
-    known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    assert set(re.findall(r"^    pseudolangevin ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)) <= known
+def test_commands_and_their_options_exist(page):
+    known: Any = typer.main.get_command(app)
+    text = page.read_text(encoding="utf-8")
+    for placeholder, value in (("smoke|paper", "smoke"), ("NAME…", "noise"), ("[--max-seconds S]", "")):
+        text = text.replace(placeholder, value)
+    for line in re.findall(r"^    pseudolangevin ([^>\n]+)", text, re.MULTILINE):
+        name, *arguments = shlex.split(line, comments=True)
+        known.get_command(None, name).make_context(name, arguments)
+    for program in re.findall(r"^    python (?:-m )?(\S+)", text, re.MULTILINE):
+        file = program if program.endswith(".py") else program.replace(".", "/") + ".py"
+        assert (ROOT / file).exists(), program
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

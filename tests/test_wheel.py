@@ -13,6 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 import pseudolangevin as pl
+from tests.test_documents import shortened
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,8 +73,9 @@ def test_the_citation_has_the_version_of_the_package():
 @pytest.mark.slow
 def test_the_unpacked_wheel_runs(wheel):
     program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
-    imports = "\n".join(line for line in program.splitlines() if line.startswith("import "))
-    place = run(wheel, f"{imports}\nfor name in pl.__all__: getattr(pl, name)\nprint(pl.__file__)")
+    assert "\ncertificate " in run(wheel, shortened(program, 80))
+    place = run(wheel, "import pseudolangevin as pl\nfor name in pl.__all__: getattr(pl, name)\nprint(pl.__file__)")
     assert Path(place.strip()).is_relative_to(wheel)
     start = "from importlib.metadata import distribution as d; d('pseudolangevin').entry_points['pseudolangevin']"
     assert run(wheel, f"{start}.load()()", "--version").strip() == pl.__version__
+    assert "[sampler]" in run(wheel, f"{start}.load()()", "sample", "--print-config")

@@ -1,4 +1,9 @@
-"""Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches."""
+"""Sample the weights of neural networks from their Boltzmann distribution exp(−U/T), with mini-batches.
+
+Four calls make a run: a potential U (`classification`, `regression`, `Potential`), a sampler (`balanced_langevin` if in
+doubt), `sample`, and `certificate`, which tests the samples. `Dataset(inputs, targets)` holds the data, and
+`posterior_temperature(dataset)` is the temperature of the Bayesian posterior.
+"""
 
 import importlib
 from typing import Any

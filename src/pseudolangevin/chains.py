@@ -105,6 +105,13 @@ def sample(
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a line of progress; default: on a terminal, and now and then elsewhere.
         folder: new run folder for records, checkpoints, certificate and report; `pl.resume` continues it.
+
+    Example:
+        >>> sampler = pl.balanced_langevin(potential, train)
+        >>> result = pl.sample(sampler, weights, temperatures=1e-3, num_chains=4, num_steps=20_000, key=0)
+        >>> result.trace.loss.mean("draw").shape
+        (1, 4)
+        >>> print(pl.certificate(result))
     """
     if callable(temperatures):
         sampler = annealed(sampler, temperatures, every=record_every or max(1, num_steps // 100))
@@ -580,7 +587,7 @@ def progress_bar(
         line = f"step {step} of {num_steps}, {num_chains} chains, {speed:,.0f} steps/s"
         line += f", {(num_steps - step) / speed:,.0f} s left"
         line += "" if math.isnan(loss) else f", loss {loss:.4f}"
-        line += f", records {share:.0%} of the time: raise record_every" if share > 0.05 else ""
+        line += f", records {share:.0%} of the time: raise record_every" if share > 0.25 else ""
         width = shutil.get_terminal_size().columns - 1
         text = f"\r{line[:width]:{width}}" if on_one_line else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)

@@ -54,7 +54,7 @@ class FeedForward:
         hidden_activation: "relu" as in the paper, "tanh", "gelu" or "silu"; the fused kernels are for "relu" only.
 
     Example:
-        >>> network = feedforward((100, 50, 100, 10))
+        >>> network = pl.models.feedforward((100, 50, 100, 10))
         >>> weights = network.init(jax.random.key(0))
         >>> network.apply(weights, jnp.ones((3, 100))).shape
         (3, 10)

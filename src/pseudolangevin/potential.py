@@ -46,7 +46,7 @@ def gaussian(scale: float, center: float | Weights = 0.0) -> Prior:
     """Return the prior N(center, scale²) of every weight; `center` is a number or a pytree shaped like the weights.
 
     Example:
-        >>> wide = gaussian(10.0)
+        >>> wide = pl.gaussian(10.0)
     """
     return Prior("gaussian", scale, center)
 
@@ -99,7 +99,7 @@ class Potential:
         gradient_moments: optional, a faster `masses.gradient_moments`, (weights, batch, mask) → two pytrees.
 
     Example:
-        >>> mean_of_normal = Potential(lambda w, batch: 0.5 * jnp.sum((batch[0] - w) ** 2, axis=-1))
+        >>> mean_of_normal = pl.Potential(lambda w, batch: 0.5 * jnp.sum((batch[0] - w) ** 2, axis=-1))
     """
 
     per_example_loss: PerExample
@@ -271,8 +271,7 @@ def classification(apply: Callable[[Weights, Any], Array], **regularizer: Unpack
         regularizer: `weight_decay`, or `prior` and `prior_temperature`; see `Potential`.
 
     Example:
-        >>> from pseudolangevin import models
-        >>> potential = classification(models.feedforward((100, 50, 100, 10)).apply, weight_decay=10.0611)
+        >>> potential = pl.classification(pl.models.feedforward((100, 50, 100, 10)).apply, weight_decay=10.0611)
     """
 
     def misclassified(weights: Weights, batch: Batch) -> Array:
@@ -302,7 +301,7 @@ def regression(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Reg
         regularizer: `weight_decay`, or `prior` and `prior_temperature`; see `Potential`.
 
     Example:
-        >>> line = regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
+        >>> line = pl.regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
     """
     return _of_outputs(apply, half_squared_distance, values=apply, **regularizer)
 
@@ -329,7 +328,7 @@ def next_token(
         regularizer: `weight_decay`, or `prior` and `prior_temperature`; see `Potential`.
 
     Example:
-        >>> bigrams = next_token(lambda w, tokens: w["table"][tokens], weight_decay=1.0)
+        >>> bigrams = pl.next_token(lambda w, tokens: w["table"][tokens], weight_decay=1.0)
     """
     if padding is not None:
         check_integer("padding", padding, minimum=-(2**31), maximum=2**31 - 1)
@@ -376,9 +375,8 @@ def log_density(function: Callable[[Weights], Array]) -> Potential:
         function: maps weights to the logarithm of a density, up to a constant.
 
     Example:
-        >>> from pseudolangevin import hybrid_monte_carlo
-        >>> normal = log_density(lambda w: -0.5 * jnp.sum(w**2))
-        >>> sampler = hybrid_monte_carlo(normal, num_leapfrog_steps=10, time_step=0.3)
+        >>> normal = pl.log_density(lambda w: -0.5 * jnp.sum(w**2))
+        >>> sampler = pl.hybrid_monte_carlo(normal, num_leapfrog_steps=10, time_step=0.3)
     """
     if not callable(function):
         raise ValueError(f"function = {function!r} is not callable; pass a function from weights to one number")
@@ -421,8 +419,8 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
         selection: a pattern such as "layer3.*" (last layer only) or "!embedding*" (all but these), or a list of them.
 
     Example:
-        >>> line = Potential(lambda w, batch: (w["slope"] * batch[0] + w["offset"] - batch[1]) ** 2)
-        >>> part = subset(line, {"slope": jnp.ones(()), "offset": jnp.zeros(())}, "offset")
+        >>> line = pl.Potential(lambda w, batch: (w["slope"] * batch[0] + w["offset"] - batch[1]) ** 2)
+        >>> part = pl.subset(line, {"slope": jnp.ones(()), "offset": jnp.zeros(())}, "offset")
         >>> part.merge(part.weights)["slope"].item()
         1.0
     """

@@ -80,8 +80,8 @@ def fit(
         **options: further arguments of `sample`.
 
     Example:
-        >>> fitted = fit(potential, train, network.init(key))  # doctest: +SKIP
-        >>> fitted.evaluate(test)  # doctest: +SKIP
+        >>> fitted = pl.fit(potential, train, network.init(key))
+        >>> fitted.evaluate(test)
     """
     size = max(2, round(0.01 * dataset.num_examples)) if batch_size is None else batch_size
     check_integer("batch_size", size, minimum=2, maximum=dataset.num_examples)

@@ -70,7 +70,7 @@ def trained_starts(
         **adam: further settings of `adam`.
 
     Example:
-        >>> starts = trained_starts(potential, train, network.init, num_steps=2_000, num_starts=2)  # doctest: +SKIP
+        >>> starts = trained_starts(potential, train, network.init, num_steps=2_000, num_starts=2)
     """
     for name, value in [("num_starts", num_starts), ("candidates", candidates), ("num_steps", num_steps)]:
         check_integer(name, value, minimum=1)
@@ -170,8 +170,8 @@ def find_temperature(
         progress: show progress bars.
 
     Example:
-        >>> found = find_temperature(potential, train, network.init(key))  # doctest: +SKIP
-        >>> result = sample(sampler, found.weights, temperatures=[found.temperature], ...)  # doctest: +SKIP
+        >>> found = pl.find_temperature(potential, train, network.init(key))
+        >>> result = pl.sample(sampler, found.weights, temperatures=[found.temperature], num_steps=20_000, key=1)
     """
     num_temperatures = num_temperatures if temperatures is None else len(temperatures)
     check_integer("num_temperatures", num_temperatures, minimum=3, maximum=100, remedy="a minimum needs at least 3")

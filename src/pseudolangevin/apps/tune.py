@@ -99,8 +99,8 @@ def tune(
         report: called with a line of text for every finding, for example `print`.
 
     Example:
-        >>> tuned = tune(balanced_langevin(potential, train), weights, temperature=3e-5)  # doctest: +SKIP
-        >>> result = sample(tuned.sampler, weights, temperatures=[3e-5], num_steps=100_000, key=1)  # doctest: +SKIP
+        >>> tuned = pl.tune(pl.balanced_langevin(potential, train), weights, temperature=3e-5)
+        >>> result = pl.sample(tuned.sampler, weights, temperatures=[3e-5], num_steps=100_000, key=1)
     """
     check_positive("temperature", temperature)
     check_positive("seconds", seconds)

@@ -37,7 +37,7 @@ class Dataset:
     A data set is a pytree, so that compiled functions take it as an argument and never as a constant.
 
     Example:
-        >>> dataset = Dataset(np.ones((4, 3)), np.array([0, 1, 1, 0]))
+        >>> dataset = pl.Dataset(np.ones((4, 3)), np.array([0, 1, 1, 0]))
         >>> dataset.num_examples
         4
     """
@@ -60,7 +60,7 @@ class Dataset:
         be random: an augmented loss is no fixed function of the weights.
 
         Example:
-            >>> Dataset.from_torch([(np.ones(3), 0), (np.zeros(3), 1)]).num_examples
+            >>> pl.Dataset.from_torch([(np.ones(3), 0), (np.zeros(3), 1)]).num_examples
             2
         """
         if hasattr(dataset, "batch_size") and hasattr(dataset, "dataset"):  # a DataLoader may shuffle and drop
@@ -194,7 +194,7 @@ class Signs:
     ``np.packbits(inputs > 0, axis=1)`` makes them.
 
     Example:
-        >>> signs = Signs.of(np.array([[1, -1, 1], [-1, -1, 1]], np.int8))
+        >>> signs = pl.Signs.of(np.array([[1, -1, 1], [-1, -1, 1]], np.int8))
         >>> signs.shape, signs.bits.nbytes
         ((2, 3), 2)
         >>> signs[:1]

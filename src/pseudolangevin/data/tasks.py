@@ -57,9 +57,9 @@ def spin_vectors(
         flip_probability: p_f, at most 0.5 (where the classes are indistinguishable).
 
     Example:
-        >>> train, test = spin_vectors(jax.random.key(0), num_train=55_800, num_test=10_044)
-        >>> train.inputs.shape, train.inputs.dtype
-        ((55800, 100), dtype('int8'))
+        >>> train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=55_800, num_test=10_044)
+        >>> train.inputs.shape[1], train.inputs.dtype
+        (100, dtype('int8'))
     """
     sizes = {"num_train": num_train, "num_test": num_test, "dimension": dimension, "num_classes": num_classes}
     for name, size in sizes.items():

@@ -365,8 +365,8 @@ def certificate(
             `rhat_tolerance`, `ensemble_tolerance`: see `Tolerances`.
 
     Example:
-        >>> cert = certificate(result)  # doctest: +SKIP
-        >>> print(cert.verdict, [line.name for line in cert.failed_lines])  # doctest: +SKIP
+        >>> cert = pl.certificate(result)
+        >>> print(cert.verdict, [line.name for line in cert.failed_lines])
     """
     known = [field.name for field in fields(Tolerances)]
     for name, value in tolerances.items():

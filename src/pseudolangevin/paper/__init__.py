@@ -2,8 +2,8 @@
 
 A module, or an object in it, has SETTINGS by scale and three functions: `measure(settings, parts, out)` measures the
 parts with `parts.measure`; `rows(found, settings)` and `draw(found, settings)` make the rows and the picture from the
-values of the parts, which are plain numbers and lists from NAME.json. To add a reproduction, write its module, add a
-line to MODULES, and put the published numbers into published.json.
+values of the parts, which are plain numbers and lists from NAME.json. To add a reproduction, write its module, which is
+found by its name, and put the published numbers into published.json.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from .._trees import check_choice
 from .results import Reproduction
 
 MODULES = {
-    "noise": "noise",
-    "thermodynamics": "thermodynamics",
+    **{found.name.replace("_", "-"): found.name for found in iter_modules(__path__)},
     "performance": "speeds.PERFORMANCE",
     "variants": "speeds.VARIANTS",
     "batch-size": "speeds.BATCH_SIZE",
-    "prediction-vs-size": "prediction_vs_size",
     "suboptimal": "speeds.SUBOPTIMAL",
-    "generalization": "generalization",
-    "fashion": "fashion",
 }
+for shared in ("results", "spins", "speeds"):
+    del MODULES[shared]
 
 
 def reproduce(names: str | Sequence[str], scale: str, out: Path, max_seconds: float | None = None) -> int:

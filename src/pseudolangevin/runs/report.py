@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import resources
@@ -26,7 +27,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ..chains import Result
 from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept, plus_minus
@@ -99,6 +100,8 @@ class Charts:
             axes.plot(self.steps, values[temperature, chain], marker, color=color, lw=1, alpha=0.85)
         first = self.trace.sizes["draw"] - self.kept.sizes["draw"]
         axes.axvspan(self.steps[0], self.steps[first], color=COLORS["soft"], alpha=0.1, lw=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))  # more labels of many digits would overlap
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: number(step)))
         self._finish(axes, name, values[..., first:], "steps")
 
     def draw_profile(self, axes: Axes, name: str) -> None:
@@ -118,7 +121,7 @@ class Charts:
 
     def _finish(self, axes: Axes, name: str, values: np.ndarray, xlabel: str) -> None:
         """Label the axes; make the vertical one logarithmic where most values span more than a decade."""
-        axes.set(xlabel=xlabel, ylabel=self.trace[name].attrs["label"])
+        axes.set(xlabel=xlabel, ylabel=textwrap.fill(self.trace[name].attrs["label"], 28))
         values = values[np.isfinite(values)]
         low, high = np.quantile(values, [0.05, 0.95]) if values.size else (1.0, 1.0)
         if name in self.groups["temperatures"]:

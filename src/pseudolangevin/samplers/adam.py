@@ -58,9 +58,9 @@ class Adam(Sampler):
         precision: precision of the matrix products.
 
     Example:
-        >>> start = sample(adam(potential, train), weights, num_steps=2_000, key=key).weights  # doctest: +SKIP
-        >>> sampler = adam(potential, train, validation=held_out, patience=20)  # doctest: +SKIP
-        >>> best = best_weights(sample(sampler, weights, num_steps=100_000, key=key))  # doctest: +SKIP
+        >>> start = pl.sample(pl.adam(potential, train), weights, num_steps=2_000, key=key).weights
+        >>> sampler = pl.adam(potential, train, validation=held_out, patience=20)
+        >>> best = pl.best_weights(pl.sample(sampler, weights, num_steps=100_000, key=key))
     """
 
     batch_size: int = 128  # type: ignore[misc]

@@ -70,8 +70,8 @@ class BalancedLangevin(NoiseMassLangevin):
             intervals agree within `refresh_tolerance`.
 
     Example:
-        >>> sampler = balanced_langevin(potential, train, batch_size=5_580)  # doctest: +SKIP
-        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
+        >>> sampler = pl.balanced_langevin(potential, train, batch_size=5_580)
+        >>> result = pl.sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)
     """
 
     temperature_ratio: Positive = 0.1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
@@ -319,14 +320,17 @@ def _unflatten(cls: type[Sampler], static: tuple[Any, ...], data: Iterable[Any])
 
 
 def _inherit_arguments(cls: type[Sampler]) -> None:
-    """Add the arguments that the docstrings of the bases describe to the docstring of the class."""
+    """Complete the docstring of a class with the arguments that only those of its bases describe."""
     if not cls.__doc__:
         return
     docs = [vars(b).get("_own_doc") or b.__doc__ or "" for b in cls.__mro__[:0:-1] if issubclass(b, Sampler)]
     arguments = [doc.split("Args:\n", 1)[1].split("\n\n", 1)[0].rstrip() + "\n" for doc in docs if "Args:\n" in doc]
     head, _, own = cls.__doc__.partition("    Args:\n")
+    described = re.findall(r"^        (\w+):", own, re.MULTILINE)
+    entries = re.split(r"^(?=        \w)", "".join(arguments), flags=re.MULTILINE)
+    inherited = "".join(entry for entry in entries if entry.split(":")[0].strip() not in described)
     cls._own_doc = cls.__doc__  # type: ignore[attr-defined]
-    cls.__doc__ = f"{head.rstrip()}\n\n    Args:\n{''.join(arguments)}{own}"
+    cls.__doc__ = f"{head.rstrip()}\n\n    Args:\n{inherited}{own}"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -79,8 +79,8 @@ class HybridMonteCarlo(ExactGradient):
         target_acceptance: share of accepted moves that the warm-up aims at.
 
     Example:
-        >>> sampler = hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)  # doctest: +SKIP
-        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=1_000, key=key)  # doctest: +SKIP
+        >>> sampler = pl.hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)
+        >>> result = pl.sample(sampler, weights, temperatures=[3e-5], num_steps=1_000, key=key)
     """
 
     num_leapfrog_steps: Count

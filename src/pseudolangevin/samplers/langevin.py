@@ -441,8 +441,8 @@ class PseudoLangevin(NoiseMassLangevin):
             𝒱 grows by orders of magnitude while a trained start thermalises. 0 is the paper's scheme.
 
     Example:
-        >>> sampler = pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)  # doctest: +SKIP
-        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
+        >>> sampler = pl.pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)
+        >>> result = pl.sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)
     """
 
     temperature_ratio: Positive = 0.01

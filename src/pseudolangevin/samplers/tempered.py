@@ -175,8 +175,8 @@ def replica_exchange(sampler: Kind, *, every: int = 100) -> Kind:
         every: steps between two rounds of swaps.
 
     Example:
-        >>> sampler = replica_exchange(balanced_langevin(potential, train), every=100)  # doctest: +SKIP
-        >>> result = sample(sampler, weights, temperatures=[1e-5, 2e-5], num_steps=9_000, key=0)  # doctest: +SKIP
+        >>> sampler = pl.replica_exchange(pl.balanced_langevin(potential, train), every=100)
+        >>> result = pl.sample(sampler, weights, temperatures=[1e-5, 2e-5], num_steps=9_000, key=0)
     """
     trees.check_integer("every", every, minimum=1)
     return _extended(sampler, ReplicaExchange, exchange_every=every)
