@@ -163,7 +163,7 @@ def exact_sums(
     carry = (
         zero_sum(),
         jnp.full((), jnp.nan) if errors is None else jnp.zeros(()),
-        trees.zeros_like(weights) if with_gradient else None,
+        jax.tree.map(jnp.zeros_like, weights) if with_gradient else None,
         jnp.full((num_classes,), jnp.inf),
         jnp.full((num_classes,), -jnp.inf),
         jnp.zeros((num_classes,), jnp.int32),

@@ -98,8 +98,8 @@ class FeedForward:
         def gradient(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
             if not _is_plain_batch(weights, batch):
                 return {}
-            kernels = {"cuda": _by_kernels(self)} if kernels_apply(self, batch[0], precision) else {}
-            return {"cpu": _dense_gradient(self)} | kernels
+            kernels = {"cuda": _by_chains(by_kernels, self)} if kernels_apply(self, batch[0], precision) else {}
+            return {"cpu": _by_chains(_dense_gradient, self)} | kernels
 
         def slopes(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
             applies = _is_plain_batch(weights, batch) and kernels_apply(self, batch[0], precision)
@@ -189,28 +189,20 @@ def kernels_apply(network: FeedForward, inputs: Array, precision: str | None) ->
     return hidden / blocks.hidden <= 4 * inputs.shape[0] / blocks.rows
 
 
-def _by_chains(gradient: Callable[..., Weights]) -> Any:
-    """Return a function of (weights, batch, coefficients) from one of (number of chains, weights, batch, coefficients).
+def _by_chains(gradient: Callable[..., Weights], network: FeedForward) -> Any:
+    """Return the gradient as a function of (weights, batch, coefficients), for a network and a number of chains.
 
     That number is one, or how many chains the function is mapped over.
     """
-    one = custom_batching.custom_vmap(partial(gradient, 1))
+    one = custom_batching.custom_vmap(partial(gradient, network, 1))
 
     @one.def_vmap
     def many(num_chains: int, batched: Any, *arguments: Any) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, tuple(batched))
-        found = jax.vmap(partial(gradient, num_chains), in_axes=axes)(*arguments)
+        found = jax.vmap(partial(gradient, network, num_chains), in_axes=axes)(*arguments)
         return found, jax.tree.map(lambda _: True, found)
 
     return one
-
-
-def _by_kernels(network: FeedForward) -> Any:
-    def gradient(num_chains: int, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
-        blocks = blocks_for(network, coefficients.shape[0], num_chains)
-        return by_kernels(network, weights, batch, coefficients, blocks)
-
-    return _by_chains(gradient)
 
 
 def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks:
@@ -231,15 +223,17 @@ def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks
 
 def by_kernels(
     network: FeedForward,
+    num_chains: int,
     weights: Weights,
     batch: Batch,
     coefficients: Array,
-    blocks: Blocks,
     *,
+    blocks: Blocks | None = None,
     interpret: bool = False,
 ) -> Weights:
     """Pad, call the kernels, add the parts, and remove the padding."""
     num_in, num_hidden, narrow, num_classes = network.sizes
+    blocks = blocks or blocks_for(network, coefficients.shape[0], num_chains)
     missing = -batch[1].shape[0] % math.lcm(blocks.rows, blocks.back_rows)
     columns, labels = _padded_batch(batch, missing)
     coefficients = jnp.pad(coefficients.astype(jnp.float32), (0, missing))
@@ -294,7 +288,6 @@ class Blocks:
     stages: int = 2
     back_rows: int = 64
     back_hidden: int = 64
-    back_warps: int = 4
     back_stages: int = 2
     splits: int = 16
     """Number of parts of the batch that the backward kernel processes in parallel."""
@@ -457,25 +450,23 @@ def _backward(packed: Packed, inputs: Array, dz: Array, blocks: Blocks, interpre
             pl.BlockSpec((1, NARROW, hidden), lambda j, k: (k, 0, j)),
             pl.BlockSpec((1, hidden, NARROW), lambda j, k: (k, j, 0)),
         ],
-        compiler_params=triton.CompilerParams(num_warps=blocks.back_warps, num_stages=blocks.back_stages),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=blocks.back_stages),
         interpret=interpret,
         name="backward",
     )(inputs, dz, packed.first, packed.second)
 
 
-def _dense_gradient(network: FeedForward) -> Any:
-    """Return the gradient of Σ_i c_i·(cross-entropy of example i) as a function of (weights, batch, coefficients).
+def _dense_gradient(
+    network: FeedForward, num_chains: int, weights: Weights, batch: Batch, coefficients: Array
+) -> Weights:
+    """Return the gradient of Σ_i c_i·(cross-entropy of example i).
 
     Mapped over chains, small batches share every product; large ones are processed one after another.
     """
-    together = partial(_chunked_gradient, network)
-    in_turn = custom_batching.sequential_vmap(together)
-
-    def gradient(num_chains: int, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
-        chosen = together if num_chains > 1 and coefficients.shape[0] <= DENSE_CHUNK else in_turn
-        return chosen(weights, batch, coefficients)
-
-    return _by_chains(gradient)
+    gradient: Any = partial(_chunked_gradient, network)
+    if num_chains == 1 or coefficients.shape[0] > DENSE_CHUNK:
+        gradient = custom_batching.sequential_vmap(gradient)
+    return gradient(weights, batch, coefficients)
 
 
 def _chunked_gradient(network: FeedForward, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
