@@ -161,7 +161,7 @@ def exact_sums(
         return add(loss, total(jnp.where(mask, losses, 0.0))), error, gradient, low, high, positive
 
     carry = (
-        zero_sum(),
+        Sum(jnp.zeros(()), jnp.zeros(())),
         jnp.full((), jnp.nan) if errors is None else jnp.zeros(()),
         jax.tree.map(jnp.zeros_like, weights) if with_gradient else None,
         jnp.full((num_classes,), jnp.inf),
@@ -187,7 +187,8 @@ def exact_means(
         values = [jnp.where(mask, quantity(weights, batch), 0.0) for quantity in per_example]
         return [add(t, total(v)) for t, v in zip(totals, values, strict=True)]
 
-    totals = _fold(fold, [zero_sum() for _ in per_example], per_example[0], weights, dataset, chunk_size)
+    start = [Sum(jnp.zeros(()), jnp.zeros(())) for _ in per_example]
+    totals = _fold(fold, start, per_example[0], weights, dataset, chunk_size)
     return [scale(value, 1 / dataset.num_examples) for value in totals]
 
 
@@ -213,11 +214,6 @@ class Sum(NamedTuple):
 
     high: Array
     low: Array
-
-
-def zero_sum() -> Sum:
-    """Return the empty sum."""
-    return Sum(jnp.zeros(()), jnp.zeros(()))
 
 
 def _two_sum(a: Array, b: Array) -> Sum:

@@ -301,14 +301,13 @@ def regression(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Reg
     Example:
         >>> line = regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
     """
+
+    def half_squared_distance(predictions: Array, targets: Array) -> Array:
+        if predictions.shape != targets.shape:
+            raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
+        return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)
+
     return _of_outputs(apply, half_squared_distance, values=apply, **regularizer)
-
-
-def half_squared_distance(predictions: Array, targets: Array) -> Array:
-    """Return |prediction − target|²/2 of every example."""
-    if predictions.shape != targets.shape:
-        raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
-    return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)
 
 
 def next_token(
