@@ -280,11 +280,8 @@ def _product_error(a: Array, b: Array, product: Array) -> Array:
 def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
     """Return the same function with its convolutions rearranged for a CPU; a function without any is unchanged.
 
-    Wrap the gradient, not the loss: the convolutions of the gradient are the slow ones.
-
-    Args:
-        function: maps pytrees of arrays to pytrees of arrays.
-        mapped: whether mapped convolutions run one after the other; the function cannot be differentiated then.
+    Wrap the gradient, not the loss: the convolutions of the gradient are the slow ones. Mapped convolutions run one
+    after the other if `mapped`; the function cannot be differentiated then.
     """
     if jax.default_backend() != "cpu":
         return function
