@@ -111,27 +111,19 @@ class FeedForward:
         return found
 
     def trace(
-        self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None
-    ) -> tuple[Float[Array, "examples out"], list[Array]]:
-        """Return the logits and the inputs of every layer, with `offsets` added to the pre-activations a⁽ˡ⁾.
-
-        The derivative with respect to an offset is the derivative with respect to the pre-activation of each example,
-        from which the gradients of single examples follow.
-        """
+        self, weights: Weights, inputs: Num[Array, "examples in"]
+    ) -> tuple[Float[Array, "examples out"], dict[str, Array]]:
+        """Return the logits, and the inputs of every layer by its name."""
         if inputs.shape[1:] != (self.sizes[0],):
             found = f"an input has shape {inputs.shape[1:]} and the network takes {self.sizes[0]} components"
             raise ValueError(f"{found}; change the first of its sizes, or the inputs")
-        hidden, layer_inputs = inputs, []
-        depth = len(self.sizes) - 1
-        for index in range(1, depth + 1):
-            layer = weights[f"layer{index}"]
-            hidden = hidden.astype(layer["kernel"].dtype)
-            layer_inputs.append(hidden)
-            hidden = hidden @ layer["kernel"] + layer["bias"]
-            if offsets is not None:
-                hidden = hidden + offsets[index - 1]
-            activation = self.hidden_activation if index < depth else self.output_activation
-            hidden = getattr(jax.nn, activation)(hidden)
+        hidden, layer_inputs = inputs, {}
+        names = [f"layer{index}" for index in range(1, len(self.sizes))]
+        for name in names:
+            layer = weights[name]
+            layer_inputs[name] = hidden = hidden.astype(layer["kernel"].dtype)
+            activation = self.output_activation if name == names[-1] else self.hidden_activation
+            hidden = getattr(jax.nn, activation)(hidden @ layer["kernel"] + layer["bias"])
         return hidden, layer_inputs
 
 
@@ -150,23 +142,21 @@ def layer_moments(
     """Return sums of the gradients of single examples, and of their squares, over the examples with a true `mask`.
 
     In a dense layer the gradient of an example is the product of the layer's input a and the derivative δ with respect
-    to its pre-activation, so Σg² = (a²)ᵀ·(δ²): one more matrix product.
+    to its pre-activation, so Σg² = (a²)ᵀ·(δ²): one more matrix product. δ is the derivative with respect to a bias that
+    every example has for itself.
     """
-    inputs, targets = batch
 
-    def total(offsets: list[Array]) -> tuple[Array, list[Array]]:
-        outputs, layer_inputs = network.trace(weights, inputs, offsets)
-        return jnp.sum(jnp.where(mask, output_loss(outputs, targets), 0.0)), layer_inputs
+    def total(biases: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        layers = {name: weights[name] | {"bias": bias} for name, bias in biases.items()}
+        outputs, layer_inputs = network.trace(layers, batch[0])
+        return jnp.sum(jnp.where(mask, output_loss(outputs, batch[1]), 0.0)), layer_inputs
 
-    dtype = weights["layer1"]["kernel"].dtype
-    zeros = [jnp.zeros((mask.shape[0], size), dtype) for size in network.sizes[1:]]
-    deltas, layer_inputs = jax.grad(total, has_aux=True)(zeros)
+    biases = {name: jnp.tile(layer["bias"], (mask.shape[0], 1)) for name, layer in weights.items()}
+    deltas, layer_inputs = jax.grad(total, has_aux=True)(biases)
 
     def sums(power: int) -> Weights:
-        return {
-            f"layer{index}": {"kernel": (a**power).T @ (d**power), "bias": jnp.sum(d**power, axis=0)}
-            for index, (a, d) in enumerate(zip(layer_inputs, deltas, strict=True), start=1)
-        }
+        found = {name: (layer_inputs[name] ** power, delta**power) for name, delta in deltas.items()}
+        return {name: {"kernel": a.T @ d, "bias": jnp.sum(d, axis=0)} for name, (a, d) in found.items()}
 
     return sums(1), sums(2)
 
