@@ -326,9 +326,17 @@ def entry_numbers(shape: tuple[int, ...], first: int = 0) -> Array:
 def below(random_words: tuple[Array, Array], bound: int) -> Array:
     """Return ⌊bound·u⌋ with u the 64 bits of both words as a fraction: uniform to one in 2⁶⁴/bound."""
     high, low = random_words
-    factor = jnp.full_like(high, bound)
-    carried = high * factor + lax.mulhi(low, factor)
-    return (lax.mulhi(high, factor) + (carried < high * factor)).astype(jnp.int32)
+    factor = np.uint32(bound)
+    carried = high * factor + _multiply_high(low, factor)
+    return (_multiply_high(high, factor) + (carried < high * factor)).astype(jnp.int32)
+
+
+def _multiply_high(a: Array, b: np.uint32) -> Array:
+    """Return the upper 32 of the 64 bits of a product; `lax.mulhi` cannot be split over devices (jaxlib 0.10)."""
+    a_high, a_low, b_high, b_low = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
+    middle = a_high * b_low + (a_low * b_low >> 16)
+    other = a_low * b_high + (middle & 0xFFFF)
+    return a_high * b_high + (middle >> 16) + (other >> 16)
 
 
 # Checks of arguments: every error names the argument, its value, and the remedy.
