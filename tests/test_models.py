@@ -30,7 +30,7 @@ def problem(network: FeedForward, num_examples: int) -> tuple[pl.Potential, dict
 @cache
 def by_kernels(network: FeedForward) -> Callable[..., dict]:
     """Return the gradient by kernels, compiled once for each network: programs of the interpreter are long."""
-    return jax.jit(partial(fast.by_kernels, network, blocks=BLOCKS, interpret=True))
+    return jax.jit(partial(fast.by_kernels, network, 1, blocks=BLOCKS, interpret=True))
 
 
 def relative_error(got: dict, reference: dict) -> float:
@@ -159,7 +159,7 @@ def test_the_gradient_with_features_first(monkeypatch, sizes, output_activation,
     monkeypatch.setattr(fast, "DENSE_CHUNK", chunk)
     network = pl.models.feedforward(sizes, output_activation=output_activation)
     potential, weights, train = problem(network, 70)
-    gradient, mean = fast._dense_gradient(network), jnp.full((70,), 1 / 70, jnp.float32)
+    gradient, mean = fast._by_chains(fast._dense_gradient, network), jnp.full((70,), 1 / 70, jnp.float32)
     assert_close_to_double(potential, jax.jit(gradient)(weights, train.batch, mean), weights, train)
     several = jax.tree.map(lambda w: jnp.stack([0 * w, 100 * w]), weights)  # chains with a common batch; large logits
     together = jax.jit(jax.vmap(gradient, in_axes=(0, None, None)))(several, train.batch, mean)
@@ -168,8 +168,8 @@ def test_the_gradient_with_features_first(monkeypatch, sizes, output_activation,
 
 
 def test_cases_in_which_the_gradient_with_features_first_is_used(monkeypatch) -> None:
-    def marked(network: object) -> object:
-        return lambda weights, batch, coefficients: jax.tree.map(lambda w: jnp.full_like(w, 7), weights)
+    def marked(network: object, num_chains: int, weights: dict, *_: object) -> dict:
+        return jax.tree.map(lambda w: jnp.full_like(w, 7), weights)
 
     monkeypatch.setattr(fast, "_dense_gradient", marked)
     network = pl.models.feedforward((20, 40, 30, 5))

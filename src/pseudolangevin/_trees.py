@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,6 @@ PerExample: TypeAlias = Callable[[Weights, Batch], Array]  # maps weights and a 
 Selection: TypeAlias = str | Sequence[str]  # one or several patterns of names of tensors
 
 LARGE_TENSOR = 2**22  # entries; larger tensors are neither packed nor given noise from the common vector
-
-
-def zeros_like(weights: Weights) -> Weights:
-    """Return zeros, shaped like `weights`."""
-    return jax.tree.map(jnp.zeros_like, weights)
 
 
 def select(condition: Array, yes: Any, no: Any) -> Any:
@@ -68,11 +63,6 @@ def fingerprint(weights: Weights) -> Array:
     """Return the sum of the bits of the weights in single precision, which differs where the weights differ."""
     bits = [lax.bitcast_convert_type(jnp.asarray(w, jnp.float32), jnp.uint32) for w in jax.tree.leaves(weights)]
     return sum((jnp.sum(b, dtype=jnp.uint32) for b in bits), jnp.zeros((), jnp.uint32))
-
-
-def spread(value: Any, weights: Weights) -> Weights:
-    """Return a tree with the number `value` for every tensor; a tree shaped like `weights` is returned as it is."""
-    return jax.tree.map(lambda _: value, weights) if jax.tree_util.all_leaves([value]) else value
 
 
 def all_finite(tree: Any) -> Array:
@@ -183,41 +173,28 @@ def chosen(weights: Weights, selection: Selection) -> Weights:
     The last pattern that matches decides. A pattern that begins with `!` excludes tensors; if the first pattern does,
     all other tensors are included.
     """
-    names = [name for name, _ in named_leaves(weights)]
     patterns = [selection] if isinstance(selection, str) else selection
     if not (isinstance(patterns, list | tuple) and patterns and all(isinstance(entry, str) for entry in patterns)):
         remedy = "pass a string such as 'layer3.*', or a list of them"
         raise ValueError(f"selection = {selection!r} is not a pattern; {remedy}")
-    _check_patterns_match([pattern.removeprefix("!") for pattern in patterns], names, "selection")
-
-    def is_taken(name: str) -> bool:
-        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
-        return not matching[-1].startswith("!") if matching else patterns[0].startswith("!")
-
-    return jax.tree.unflatten(jax.tree.structure(weights), map(is_taken, names))
+    rules = [(pattern.removeprefix("!"), not pattern.startswith("!")) for pattern in patterns]
+    return looked_up(weights, [*rules[::-1], ("*", not rules[0][1])], "selection")
 
 
-def looked_up(weights: Weights, table: Mapping[str, Any], argument: str) -> Weights:
+def looked_up(weights: Weights, table: Iterable[tuple[str, Any]], argument: str) -> Weights:
     """Return a pytree shaped like `weights` with, for each tensor, the value of the first pattern that matches."""
-    names = [name for name, _ in named_leaves(weights)]
-    _check_patterns_match(list(table), names, argument)
-    return jax.tree.unflatten(jax.tree.structure(weights), [first_match(name, table, argument) for name in names])
-
-
-def first_match(name: str, table: Mapping[str, Any], argument: str) -> Any:
-    """Return the value of the first pattern in `table` that matches the tensor's name."""
-    for pattern, value in table.items():
-        if fnmatchcase(name, pattern):
-            return value
-    remedy = "add one, or a last entry '*' for all others"
-    raise ValueError(f"{argument} = {dict(table)} has no pattern for {name}; {remedy}")
-
-
-def _check_patterns_match(patterns: list[str], names: list[str], argument: str) -> None:
-    for pattern in patterns:
+    table, names, values = list(table), [name for name, _ in named_leaves(weights)], []
+    for pattern, _ in table:
         if not any(fnmatchcase(name, pattern) for name in names):
             listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
             raise ValueError(f"{argument}: the pattern {pattern!r} matches no tensor; the names are {listed}")
+    for name in names:
+        matching = [value for pattern, value in table if fnmatchcase(name, pattern)]
+        if not matching:
+            remedy = "add one, or a last entry '*' for all others"
+            raise ValueError(f"{argument} = {dict(table)} has no pattern for {name}; {remedy}")
+        values.append(matching[0])
+    return jax.tree.unflatten(jax.tree.structure(weights), values)
 
 
 # Random numbers.
@@ -227,23 +204,17 @@ def _check_patterns_match(patterns: list[str], names: list[str], argument: str) 
 Stream = IntEnum("Stream", "INIT STEP REFRESH BATCH NOISE FRICTION MEASURE EXCHANGE STEIN", start=0)
 
 
-class FoldedKey(NamedTuple):
-    """A chain's key with every stream folded in beforehand; a GPU would otherwise repeat that at every step."""
-
-    streams: tuple[Key, ...]
-
-    @classmethod
-    def of(cls, key: Key) -> FoldedKey:
-        """Fold every stream into a chain's key."""
-        return cls(tuple(stream_key(key, stream) for stream in Stream))
+def stream_keys(key: Key) -> Key:
+    """Return the keys of all streams, for use in place of the chain's key: a GPU would fold them at every step."""
+    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(Stream)))
 
 
-def stream_key(key: Key | FoldedKey, stream: Stream) -> Key:
-    """Return the key of all events of one kind."""
-    return key.streams[stream] if isinstance(key, FoldedKey) else jax.random.fold_in(key, stream)
+def stream_key(key: Key, stream: Stream) -> Key:
+    """Return the key of all events of one kind, from a chain's key or its `stream_keys`."""
+    return key[stream] if key.ndim else jax.random.fold_in(key, stream)
 
 
-def key_for(key: Key | FoldedKey, stream: Stream, step: Array | int) -> Key:
+def key_for(key: Key, stream: Stream, step: Array | int) -> Key:
     """Return the key of one event: a function of the chain, the kind of event and the step only."""
     return jax.random.fold_in(stream_key(key, stream), step)
 
@@ -361,7 +332,7 @@ def below(random_words: tuple[Array, Array], bound: int) -> Array:
 
 
 def _multiply_high(a: Array, b: np.uint32) -> Array:
-    """Return the upper 32 of the 64 bits of a product."""
+    """Return the upper 32 of the 64 bits of a product; `lax.mulhi` cannot be split over devices (jaxlib 0.10)."""
     a_high, a_low, b_high, b_low = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
     middle = a_high * b_low + (a_low * b_low >> 16)
     other = a_low * b_high + (middle & 0xFFFF)

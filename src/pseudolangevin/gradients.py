@@ -161,9 +161,9 @@ def exact_sums(
         return add(loss, total(jnp.where(mask, losses, 0.0))), error, gradient, low, high, positive
 
     carry = (
-        zero_sum(),
+        Sum(jnp.zeros(()), jnp.zeros(())),
         jnp.full((), jnp.nan) if errors is None else jnp.zeros(()),
-        trees.zeros_like(weights) if with_gradient else None,
+        jax.tree.map(jnp.zeros_like, weights) if with_gradient else None,
         jnp.full((num_classes,), jnp.inf),
         jnp.full((num_classes,), -jnp.inf),
         jnp.zeros((num_classes,), jnp.int32),
@@ -187,7 +187,8 @@ def exact_means(
         values = [jnp.where(mask, quantity(weights, batch), 0.0) for quantity in per_example]
         return [add(t, total(v)) for t, v in zip(totals, values, strict=True)]
 
-    totals = _fold(fold, [zero_sum() for _ in per_example], per_example[0], weights, dataset, chunk_size)
+    start = [Sum(jnp.zeros(()), jnp.zeros(())) for _ in per_example]
+    totals = _fold(fold, start, per_example[0], weights, dataset, chunk_size)
     return [scale(value, 1 / dataset.num_examples) for value in totals]
 
 
@@ -213,11 +214,6 @@ class Sum(NamedTuple):
 
     high: Array
     low: Array
-
-
-def zero_sum() -> Sum:
-    """Return the empty sum."""
-    return Sum(jnp.zeros(()), jnp.zeros(()))
 
 
 def _two_sum(a: Array, b: Array) -> Sum:
@@ -284,11 +280,8 @@ def _product_error(a: Array, b: Array, product: Array) -> Array:
 def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
     """Return the same function with its convolutions rearranged for a CPU; a function without any is unchanged.
 
-    Wrap the gradient, not the loss: the convolutions of the gradient are the slow ones.
-
-    Args:
-        function: maps pytrees of arrays to pytrees of arrays.
-        mapped: whether mapped convolutions run one after the other; the function cannot be differentiated then.
+    Wrap the gradient, not the loss: the convolutions of the gradient are the slow ones. Mapped convolutions run one
+    after the other if `mapped`; the function cannot be differentiated then.
     """
     if jax.default_backend() != "cpu":
         return function

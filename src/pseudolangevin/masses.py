@@ -48,7 +48,7 @@ def given(weights: Weights, masses: float | Weights) -> Weights:
     """Return masses given as one number, or as a pytree whose arrays broadcast against the weights."""
     remedy = "pass one number or a pytree shaped like the weights of one chain"
     structure: Any = jax.tree.structure(weights)
-    masses = trees.spread(masses, weights)
+    masses = jax.tree.map(lambda _: masses, weights) if jax.tree_util.all_leaves([masses]) else masses
     found: Any = jax.tree.structure(masses)
     if structure != found:
         raise ValueError(f"masses is a pytree {found}, the weights are {structure}; {remedy}")
@@ -128,7 +128,7 @@ def variance_from_minibatches(
     when √(𝒱_new/𝒱_old) is within `tolerance` of one everywhere; components without noise agree. `gradient` maps a key
     to the gradient of an independent mini-batch at the weights.
     """
-    zeros = trees.zeros_like(weights)
+    zeros = jax.tree.map(jnp.zeros_like, weights)
 
     def absorb(moments: tuple[Array, Weights, Weights], index: Array) -> tuple[tuple[Array, Weights, Weights], None]:
         num, mean, squares = moments  # squares: sum of squared deviations from the mean (Welford)
@@ -170,7 +170,7 @@ def variance_from_examples(
     all examples, which makes 𝒱 exact, or `num_examples` drawn ones if there are more; its relative error is then
     √((κ − 1)/num_examples), with κ the kurtosis of g.
     """
-    zeros = (trees.zeros_like(weights), trees.zeros_like(weights))
+    zeros = (jax.tree.map(jnp.zeros_like, weights),) * 2
     if potential.gradient_moments is None:  # gradients of single examples are held at once: 2²⁴ numbers at most
         chunk_size = default_chunk_size(None, weights, potential.per_example_loss, dataset)
         chunk_size = max(1, min(chunk_size, 2**24 // trees.num_weights(weights)))

@@ -98,8 +98,8 @@ class FeedForward:
         def gradient(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
             if not _is_plain_batch(weights, batch):
                 return {}
-            kernels = {"cuda": _by_kernels(self)} if kernels_apply(self, batch[0], precision) else {}
-            return {"cpu": _dense_gradient(self)} | kernels
+            kernels = {"cuda": _by_chains(by_kernels, self)} if kernels_apply(self, batch[0], precision) else {}
+            return {"cpu": _by_chains(_dense_gradient, self)} | kernels
 
         def slopes(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
             applies = _is_plain_batch(weights, batch) and kernels_apply(self, batch[0], precision)
@@ -111,27 +111,19 @@ class FeedForward:
         return found
 
     def trace(
-        self, weights: Weights, inputs: Num[Array, "examples in"], offsets: Sequence[Array] | None = None
-    ) -> tuple[Float[Array, "examples out"], list[Array]]:
-        """Return the logits and the inputs of every layer, with `offsets` added to the pre-activations a⁽ˡ⁾.
-
-        The derivative with respect to an offset is the derivative with respect to the pre-activation of each example,
-        from which the gradients of single examples follow.
-        """
+        self, weights: Weights, inputs: Num[Array, "examples in"]
+    ) -> tuple[Float[Array, "examples out"], dict[str, Array]]:
+        """Return the logits, and the inputs of every layer by its name."""
         if inputs.shape[1:] != (self.sizes[0],):
             found = f"an input has shape {inputs.shape[1:]} and the network takes {self.sizes[0]} components"
             raise ValueError(f"{found}; change the first of its sizes, or the inputs")
-        hidden, layer_inputs = inputs, []
-        depth = len(self.sizes) - 1
-        for index in range(1, depth + 1):
-            layer = weights[f"layer{index}"]
-            hidden = hidden.astype(layer["kernel"].dtype)
-            layer_inputs.append(hidden)
-            hidden = hidden @ layer["kernel"] + layer["bias"]
-            if offsets is not None:
-                hidden = hidden + offsets[index - 1]
-            activation = self.hidden_activation if index < depth else self.output_activation
-            hidden = getattr(jax.nn, activation)(hidden)
+        hidden, layer_inputs = inputs, {}
+        names = [f"layer{index}" for index in range(1, len(self.sizes))]
+        for name in names:
+            layer = weights[name]
+            layer_inputs[name] = hidden = hidden.astype(layer["kernel"].dtype)
+            activation = self.output_activation if name == names[-1] else self.hidden_activation
+            hidden = getattr(jax.nn, activation)(hidden @ layer["kernel"] + layer["bias"])
         return hidden, layer_inputs
 
 
@@ -150,23 +142,21 @@ def layer_moments(
     """Return sums of the gradients of single examples, and of their squares, over the examples with a true `mask`.
 
     In a dense layer the gradient of an example is the product of the layer's input a and the derivative δ with respect
-    to its pre-activation, so Σg² = (a²)ᵀ·(δ²): one more matrix product.
+    to its pre-activation, so Σg² = (a²)ᵀ·(δ²): one more matrix product. δ is the derivative with respect to a bias that
+    every example has for itself.
     """
-    inputs, targets = batch
 
-    def total(offsets: list[Array]) -> tuple[Array, list[Array]]:
-        outputs, layer_inputs = network.trace(weights, inputs, offsets)
-        return jnp.sum(jnp.where(mask, output_loss(outputs, targets), 0.0)), layer_inputs
+    def total(biases: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        layers = {name: weights[name] | {"bias": bias} for name, bias in biases.items()}
+        outputs, layer_inputs = network.trace(layers, batch[0])
+        return jnp.sum(jnp.where(mask, output_loss(outputs, batch[1]), 0.0)), layer_inputs
 
-    dtype = weights["layer1"]["kernel"].dtype
-    zeros = [jnp.zeros((mask.shape[0], size), dtype) for size in network.sizes[1:]]
-    deltas, layer_inputs = jax.grad(total, has_aux=True)(zeros)
+    biases = {name: jnp.tile(layer["bias"], (mask.shape[0], 1)) for name, layer in weights.items()}
+    deltas, layer_inputs = jax.grad(total, has_aux=True)(biases)
 
     def sums(power: int) -> Weights:
-        return {
-            f"layer{index}": {"kernel": (a**power).T @ (d**power), "bias": jnp.sum(d**power, axis=0)}
-            for index, (a, d) in enumerate(zip(layer_inputs, deltas, strict=True), start=1)
-        }
+        found = {name: (layer_inputs[name] ** power, delta**power) for name, delta in deltas.items()}
+        return {name: {"kernel": a.T @ d, "bias": jnp.sum(d, axis=0)} for name, (a, d) in found.items()}
 
     return sums(1), sums(2)
 
@@ -189,28 +179,20 @@ def kernels_apply(network: FeedForward, inputs: Array, precision: str | None) ->
     return hidden / blocks.hidden <= 4 * inputs.shape[0] / blocks.rows
 
 
-def _by_chains(gradient: Callable[..., Weights]) -> Any:
-    """Return a function of (weights, batch, coefficients) from one of (number of chains, weights, batch, coefficients).
+def _by_chains(gradient: Callable[..., Weights], network: FeedForward) -> Any:
+    """Return the gradient as a function of (weights, batch, coefficients), for a network and a number of chains.
 
     That number is one, or how many chains the function is mapped over.
     """
-    one = custom_batching.custom_vmap(partial(gradient, 1))
+    one = custom_batching.custom_vmap(partial(gradient, network, 1))
 
     @one.def_vmap
     def many(num_chains: int, batched: Any, *arguments: Any) -> tuple[Weights, Any]:
         axes = jax.tree.map(lambda has_axis: 0 if has_axis else None, tuple(batched))
-        found = jax.vmap(partial(gradient, num_chains), in_axes=axes)(*arguments)
+        found = jax.vmap(partial(gradient, network, num_chains), in_axes=axes)(*arguments)
         return found, jax.tree.map(lambda _: True, found)
 
     return one
-
-
-def _by_kernels(network: FeedForward) -> Any:
-    def gradient(num_chains: int, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
-        blocks = blocks_for(network, coefficients.shape[0], num_chains)
-        return by_kernels(network, weights, batch, coefficients, blocks)
-
-    return _by_chains(gradient)
 
 
 def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks:
@@ -231,15 +213,17 @@ def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks
 
 def by_kernels(
     network: FeedForward,
+    num_chains: int,
     weights: Weights,
     batch: Batch,
     coefficients: Array,
-    blocks: Blocks,
     *,
+    blocks: Blocks | None = None,
     interpret: bool = False,
 ) -> Weights:
     """Pad, call the kernels, add the parts, and remove the padding."""
     num_in, num_hidden, narrow, num_classes = network.sizes
+    blocks = blocks or blocks_for(network, coefficients.shape[0], num_chains)
     missing = -batch[1].shape[0] % math.lcm(blocks.rows, blocks.back_rows)
     columns, labels = _padded_batch(batch, missing)
     coefficients = jnp.pad(coefficients.astype(jnp.float32), (0, missing))
@@ -294,7 +278,6 @@ class Blocks:
     stages: int = 2
     back_rows: int = 64
     back_hidden: int = 64
-    back_warps: int = 4
     back_stages: int = 2
     splits: int = 16
     """Number of parts of the batch that the backward kernel processes in parallel."""
@@ -457,25 +440,23 @@ def _backward(packed: Packed, inputs: Array, dz: Array, blocks: Blocks, interpre
             pl.BlockSpec((1, NARROW, hidden), lambda j, k: (k, 0, j)),
             pl.BlockSpec((1, hidden, NARROW), lambda j, k: (k, j, 0)),
         ],
-        compiler_params=triton.CompilerParams(num_warps=blocks.back_warps, num_stages=blocks.back_stages),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=blocks.back_stages),
         interpret=interpret,
         name="backward",
     )(inputs, dz, packed.first, packed.second)
 
 
-def _dense_gradient(network: FeedForward) -> Any:
-    """Return the gradient of Σ_i c_i·(cross-entropy of example i) as a function of (weights, batch, coefficients).
+def _dense_gradient(
+    network: FeedForward, num_chains: int, weights: Weights, batch: Batch, coefficients: Array
+) -> Weights:
+    """Return the gradient of Σ_i c_i·(cross-entropy of example i).
 
     Mapped over chains, small batches share every product; large ones are processed one after another.
     """
-    together = partial(_chunked_gradient, network)
-    in_turn = custom_batching.sequential_vmap(together)
-
-    def gradient(num_chains: int, weights: Weights, batch: Batch, coefficients: Array) -> Weights:
-        chosen = together if num_chains > 1 and coefficients.shape[0] <= DENSE_CHUNK else in_turn
-        return chosen(weights, batch, coefficients)
-
-    return _by_chains(gradient)
+    gradient: Any = partial(_chunked_gradient, network)
+    if num_chains == 1 or coefficients.shape[0] > DENSE_CHUNK:
+        gradient = custom_batching.sequential_vmap(gradient)
+    return gradient(weights, batch, coefficients)
 
 
 def _chunked_gradient(network: FeedForward, weights: Weights, batch: Batch, coefficients: Array) -> Weights:

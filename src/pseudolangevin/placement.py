@@ -125,9 +125,12 @@ def put_chains(tree: Any, mesh: Mesh) -> Any:
 
 
 def put_dataset(dataset: Dataset, mesh: Mesh) -> Dataset:
-    """Split the examples over the data axis; replicate them if their number does not divide."""
+    """Split the examples over the data axis; replicate them if their number does not divide, or they are streamed."""
+    if not jax.tree.leaves(dataset):
+        return dataset
     spec = PartitionSpec("data") if dataset.num_examples % mesh.shape["data"] == 0 else PartitionSpec()
-    return jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, spec)), dataset).with_mesh(mesh)
+    children = jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, spec)), dataset.batch)
+    return dataset.tree_unflatten(mesh, children)
 
 
 def _put(leaf: Any, target: NamedSharding) -> Any:

@@ -28,7 +28,6 @@ class Prior:
     center: float | Weights = 0.0
 
     def __post_init__(self) -> None:
-        """Validate the scale."""
         check_positive("scale", self.scale, "it is the width of the prior of a weight")
 
     def deviation(self, name: str, tensor: Array) -> Array:
@@ -117,7 +116,6 @@ class Potential:
     """Whether the loss depends on the data; see `log_density`."""
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         if not callable(self.per_example_loss):
             raise ValueError(f"per_example_loss = {self.per_example_loss!r} is not callable")
         decays = _table(self.weight_decay)
@@ -176,7 +174,7 @@ class Potential:
         if callable(self.prior):
             return [(-_one_number("prior", self.prior(weights)), scale, False)]
         terms: list[tuple[Array, Array | float, bool]] = []
-        priors = jax.tree.leaves(trees.looked_up(weights, _table(self.prior), "prior"))
+        priors = jax.tree.leaves(trees.looked_up(weights, _table(self.prior).items(), "prior"))
         for (name, leaf), prior in zip(trees.named_leaves(weights), priors, strict=True):
             deviation = prior.deviation(name, leaf)
             terms.append((deviation, 0.5 * scale, True) if _is_gaussian(prior) else (jnp.abs(deviation), scale, False))
@@ -185,10 +183,10 @@ class Potential:
     def stiffness(self, weights: Weights) -> Weights:
         """Return the curvature of the regulariser for every tensor: λ/N, T0/scale² for a Gaussian prior, or 0."""
         if self.prior is None:
-            decays = trees.looked_up(weights, _table(self.weight_decay), "weight_decay")
+            decays = trees.looked_up(weights, _table(self.weight_decay).items(), "weight_decay")
             return jax.tree.map(lambda decay: float(decay) / trees.num_weights(weights), decays)
         scale = 0.0 if self.prior_temperature is None else self.prior_temperature
-        priors = trees.looked_up(weights, _table(self.prior), "prior")
+        priors = trees.looked_up(weights, _table(self.prior).items(), "prior")
         return jax.tree.map(lambda prior: scale / prior.scale**2 if _is_gaussian(prior) else 0.0, priors)
 
     def energy(self, weights: Weights, batch: Batch) -> Array:
@@ -277,8 +275,7 @@ def classification(apply: Callable[[Weights, Any], Array], **regularizer: Unpack
     def misclassified(weights: Weights, batch: Batch) -> Array:
         return (jnp.argmax(apply(weights, batch[0]), axis=-1) != batch[1]).astype(jnp.float32)
 
-    scores: dict[str, Any] = {"per_example_error": misclassified, "class_scores": apply}
-    return _of_outputs(apply, cross_entropy, **scores, **regularizer)
+    return _of_outputs(apply, cross_entropy, per_example_error=misclassified, class_scores=apply, **regularizer)
 
 
 def _of_outputs(apply: Callable, output_loss: Callable[[Array, Any], Array], **options: Any) -> Potential:
@@ -303,14 +300,13 @@ def regression(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Reg
     Example:
         >>> line = pl.regression(lambda w, x: w["slope"] * x + w["offset"], weight_decay=1e-3)
     """
+
+    def half_squared_distance(predictions: Array, targets: Array) -> Array:
+        if predictions.shape != targets.shape:
+            raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
+        return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)
+
     return _of_outputs(apply, half_squared_distance, values=apply, **regularizer)
-
-
-def half_squared_distance(predictions: Array, targets: Array) -> Array:
-    """Return |prediction − target|²/2 of every example."""
-    if predictions.shape != targets.shape:
-        raise ValueError(f"predictions have shape {predictions.shape}, targets {targets.shape}; make them equal")
-    return 0.5 * jnp.sum((predictions - targets).reshape(predictions.shape[0], -1) ** 2, axis=-1)
 
 
 def next_token(
@@ -435,7 +431,8 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
         return None if function is None else lambda tensors, *batch: function(part.merge(tensors), *batch)
 
     def by_name(setting: Any, argument: str) -> dict[str, Any]:  # as the patterns may also match frozen tensors
-        return {name: trees.first_match(name, _table(setting), argument) for name, _ in trees.named_leaves(sampled)}
+        values = dict(trees.named_leaves(trees.looked_up(weights, _table(setting).items(), argument)))
+        return {name: values[name] for name, _ in trees.named_leaves(sampled)}
 
     share = trees.num_weights(sampled) / trees.num_weights(weights)
     changes: dict[str, Any] = {

@@ -157,7 +157,7 @@ def evidence(
 def _prior_losses(dataset: Dataset, keys: Key, weights: Weights, potential: Potential) -> Array:
     """Return the mean loss of draws from the prior, each as a compensated pair."""
     table: Any = potential.prior if isinstance(potential.prior, Mapping) else {"*": potential.prior}
-    priors = jax.tree.leaves(trees.looked_up(weights, table, "prior"))
+    priors = jax.tree.leaves(trees.looked_up(weights, table.items(), "prior"))
     parts = list(zip(trees.named_leaves(weights), priors, strict=True))
 
     def loss(key: Key) -> Array:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, TypeVar
 
 import jax
@@ -48,7 +48,6 @@ class Dataset:
     """Devices that the examples are split over (see `placement`); None for a single device."""
 
     def __init__(self, inputs: Any, targets: Any) -> None:
-        """Check the arrays and move them to the default device."""
         check_examples(inputs, targets)
         self.inputs, self.targets = jax.tree.map(jnp.asarray, (inputs, targets))
 
@@ -84,8 +83,8 @@ class Dataset:
         return (self.inputs, self.targets)
 
     def head(self, num_examples: int) -> Dataset:
-        """Return the first examples."""
-        return Dataset.tree_unflatten(self.mesh, jax.tree.map(lambda array: array[:num_examples], self.batch))
+        """Return the first examples, as a data set on the device."""
+        return Dataset(*jax.tree.map(lambda array: array[:num_examples], self.batch))
 
     def take(self, indices: Array) -> Batch:
         """Return the examples with these indices, which are global: they do not depend on how the data are split."""
@@ -112,11 +111,6 @@ class Dataset:
     def shapes(self, num_examples: int) -> Batch:
         """Return the shapes and types of a batch of `num_examples` on the device."""
         return _shapes(self.batch, num_examples)
-
-    def with_mesh(self, mesh: Mesh) -> Dataset:
-        """Return the same arrays with `mesh` as the devices that hold them; a streamed data set is on none."""
-        children, _ = self.tree_flatten()
-        return self.tree_unflatten(mesh, children) if children else self
 
     @property
     def num_shards(self) -> int:
@@ -204,7 +198,6 @@ class Signs:
     dtype = np.dtype(np.int8)
 
     def __init__(self, bits: Any, num_components: int) -> None:
-        """Check that the bits match the number of components."""
         self.bits, self.shape = bits, (int(bits.shape[0]), num_components)
         needed = (self.shape[0], -(-num_components // 8))
         if tuple(bits.shape) != needed or bits.dtype != np.uint8:
@@ -228,7 +221,7 @@ class Signs:
         return 2 * np.unpackbits(np.asarray(self.bits[rows]), axis=-1, count=self.shape[1]).astype(np.int8) - 1
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_static  # no array is an argument of compiled functions
 class StreamedDataset(Dataset):
     """A data set that is not kept on the device.
 
@@ -237,17 +230,14 @@ class StreamedDataset(Dataset):
     """
 
     def __init__(self, inputs: Any, targets: Any) -> None:
-        """Check the arrays; they are not copied."""
         check_examples(inputs, targets)
         self.inputs, self.targets = inputs, targets
 
-    def take(self, indices: Array) -> Batch:
-        """Return the examples with these indices, fetched by a callback when the program reaches this point."""
+    def take(self, indices: Array) -> Batch:  # by a callback, when the program reaches this point
         shapes = _shapes(self._sent, *indices.shape)
         return self.decode(jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims"))
 
     def chunk(self, start: Array, size: int) -> Batch:
-        """Return `size` examples from `start` on."""
         return self.take(start + jnp.arange(size))
 
     def fetch(self, indices: Any) -> Batch:
@@ -279,10 +269,6 @@ class StreamedDataset(Dataset):
         """The arrays that examples are gathered from."""
         return jax.tree.map(lambda array: array.bits if isinstance(array, Signs) else array, self.batch)
 
-    def head(self, num_examples: int) -> Dataset:
-        """Return the first examples as a data set on the device."""
-        return Dataset(*jax.tree.map(lambda array: np.asarray(array[:num_examples]), self.batch))
-
     @property
     def bytes_per_example(self) -> int:
         """Size of an example as it is sent."""
@@ -298,16 +284,16 @@ class StreamedDataset(Dataset):
         for wanted in indices:  # before the first block runs: they would wait behind it in the device's queue
             wanted.copy_to_host_async()
 
-        def fetch(wanted: Array, first: int, last: int) -> Batch:
-            return jax.device_put(self.fetch(np.asarray(wanted)[:, first:last]), device)
+        def fetch(wanted: Array, steps: np.ndarray) -> Batch:
+            return jax.device_put(self.fetch(np.asarray(wanted)[:, steps]), device)
 
         with ThreadPoolExecutor(num_threads) as pool:
 
             def request(wanted: Array) -> list[Future[Batch]]:
                 num_bytes = wanted.size * self.bytes_per_example
                 num_parts = min(wanted.shape[1], max(num_threads, -(-num_bytes // PART_BYTES)))
-                ends = np.linspace(0, wanted.shape[1], num_parts + 1).astype(int).tolist()
-                return [pool.submit(fetch, wanted, first, last) for first, last in pairwise(ends)]
+                parts = np.array_split(np.arange(wanted.shape[1]), num_parts)
+                return [pool.submit(fetch, wanted, steps) for steps in parts]
 
             requests = map(request, indices)  # made when the next is asked for
             coming = deque(islice(requests, BLOCKS_AHEAD))
@@ -315,15 +301,6 @@ class StreamedDataset(Dataset):
                 parts = [part.result() for part in coming.popleft()]
                 coming.extend(islice(requests, 1))
                 yield jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
-
-    def tree_flatten(self) -> tuple[tuple[()], Any]:
-        """Return no children: no array is an argument of compiled functions."""
-        return (), self  # a data set is equal only to itself
-
-    @classmethod
-    def tree_unflatten(cls, dataset: Any, _: Any) -> StreamedDataset:
-        """Return the object itself."""
-        return dataset
 
 
 def _shapes(arrays: Any, *leading: int) -> Any:

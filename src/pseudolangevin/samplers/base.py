@@ -256,7 +256,7 @@ class Sampler(ABC):
             return lax.scan(lambda s, _: (one(jnp.zeros((), jnp.int32), s), None), moved, length=block)[0]
 
         start = self.pack(state)
-        folded = start._replace(key=trees.FoldedKey.of(state.key))
+        folded = start._replace(key=trees.stream_keys(state.key))
         moved = lax.fori_loop(0, num_blocks, one if block == 1 else many, folded)._replace(key=state.key)
         finite = trees.all_finite(moved)
         status = jnp.where(running & ~finite, Status.NON_FINITE, state.status)
