@@ -153,7 +153,7 @@ def sample(
 
 
 class Run:
-    """A validated run: a sampler, its chains and temperatures, and the observables to record.
+    """A run, validated before anything is compiled: a sampler, its chains and temperatures, what to record.
 
     Chains and temperatures lie along one mapped axis, temperature by temperature. The arguments are those of `sample`;
     a `jax.sharding.Mesh` as the placement is used as it is.
@@ -171,7 +171,6 @@ class Run:
         chunk_size: int | None = None,
         placement: Placement | Mesh | None = None,
     ) -> None:
-        """Validate the arguments before anything is compiled."""
         if not isinstance(sampler, Sampler):
             remedy = "pass pl.balanced_langevin(potential, dataset)"
             raise ValueError(f"sampler = {str(sampler)[:60]!r} is not a sampler; {remedy}")
@@ -186,6 +185,8 @@ class Run:
         check_integer("num_chains", num_chains, minimum=1)
         check_integer("chunk_size", 1 if chunk_size is None else chunk_size, minimum=1)
         self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
+        self.shape = len(self.temperatures), num_chains
+        self.size = math.prod(self.shape)  # number of all chains
         self.observed = sampler.dataset
         if observe_examples is not None:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
@@ -205,16 +206,6 @@ class Run:
             return given
         given.check(self.size, self.sampler.dataset.num_examples)
         return given.mesh()
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of temperatures and of chains per temperature."""
-        return len(self.temperatures), self.num_chains
-
-    @property
-    def size(self) -> int:
-        """Number of all chains."""
-        return math.prod(self.shape)
 
     def record_interval(self, num_steps: int, record_every: int | None) -> int:
         """Return the steps between records, validated; by default records take 5 % of the work (see `sample`)."""
@@ -254,11 +245,10 @@ class Run:
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""
-        return jax.tree.map(jnp.asarray, states) if self.mesh is None else placement.put_chains(states, self.mesh)
-
-    def fetch(self, tree: Any) -> Any:
-        """Return arrays that are spread over processes as complete NumPy arrays."""
-        return tree if self.mesh is None else placement.to_host(tree)
+        mesh = self.mesh
+        if mesh is None:
+            return jax.tree.map(jnp.asarray, states)
+        return jax.tree.map(lambda leaf: placement.put(leaf, placement.sharding(leaf.shape, mesh)), states)
 
     def start(self, weights: Weights, key: Key | int) -> Any:
         """Return the states of all chains at step 0; `weights` and `key` as for `sample`."""
@@ -330,14 +320,14 @@ class Run:
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
-        if first > 0 and bool(np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING)):
+        if first > 0 and np.all(np.asarray(placement.to_host(states.status)) != Status.RUNNING):
             return  # a new run goes on to its first record, which reports why
         reporter = Reporter(self)
         sampler, observed, test = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, recording = time.monotonic(), first, 0.0
         due, tests = self._next_refresh(states), getattr(states, "tests", ())
-        num_records = int(np.max(self.fetch(tests.num_records))) if tests else -MAX_STEPS
+        num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
@@ -354,7 +344,7 @@ class Run:
                     states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
                     num_records += 1
-                    if observables.is_stein_renewed_after(num_records):
+                    if num_records >= 8 and num_records.bit_count() == 1:  # a power of two
                         states = _renew(sampler, states, observed)
                     masked = reporter.report(measured, step=step, last=step + every > stop)
                     losses = masked["loss"][np.isfinite(masked["loss"])]
@@ -368,7 +358,6 @@ class Run:
                     yield Record(step, states, None)
 
     def _next_refresh(self, states: Any) -> int:
-        """Return the first step at which any chain is due."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
     def _advance(self, states: Any, num_steps: int, every: int) -> Any:
@@ -406,7 +395,7 @@ class Run:
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
-        return jax.tree.map(np.asarray, self.fetch(_positions(self._placed[0], states)))
+        return jax.tree.map(np.asarray, placement.to_host(_positions(self._placed[0], states)))
 
     def result(self, states: Any, records: Records, *, every: int, first: int = 0, samples: Any = None) -> Result:
         """Return the result of a run from its final states, its records after step `first` and its kept weights."""

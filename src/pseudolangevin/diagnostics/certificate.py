@@ -270,10 +270,8 @@ def _samples(group: Subject) -> Measured:
             yield enough("observed examples", observed, expected=num, comment=comment, longer=0.0)
     if not group.retained.sizes["draw"]:
         warmup = group.settings["warmup_moves"]
-        longer, comment = (
-            warmup / int(group.trace["step"][-1]) + 1,
-            f"all records are from the warm-up of {warmup} moves",
-        )
+        longer = warmup / int(group.trace["step"][-1]) + 1
+        comment = f"all records are from the warm-up of {warmup} moves"
         yield enough("retained draws", 0.0, expected=1.0, num_draws=0, longer=longer, comment=comment)
     for name, variable in SERIES:
         if not group.has(variable):
