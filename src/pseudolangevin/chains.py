@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from importlib import import_module
@@ -274,25 +274,20 @@ class Run:
         weights = jax.tree.map(lambda w: jnp.asarray(w) if isinstance(w, float) else w, weights)
         trees.check_weights(weights)
         check = partial(self.sampler.potential.check, dataset=self.sampler.dataset)
-
-        def one(num_axes: int) -> Weights:
-            return jax.tree.map(lambda w: w[(0,) * num_axes], weights)
-
-        def fits(num_axes: int) -> bool:
-            expected = self.shape[2 - num_axes :]
-            try:
+        for num_axes in (0, 2, 1):
+            first, expected = (0,) * num_axes, self.shape[2 - num_axes :]
+            with suppress(ValueError, IndexError):
                 (leading,) = {leaf.shape[:num_axes] for leaf in jax.tree.leaves(weights)}
-                check(one(num_axes))
-                return np.broadcast_shapes(leading, expected) == expected
-            except (ValueError, IndexError):
-                return False
+                check(jax.tree.map(lambda w, first=first: w[first], weights))
+                if np.broadcast_shapes(leading, expected) == expected:
+                    break
+        else:
+            check(weights)  # raises an error
 
-        num_axes = next(filter(fits, (0, 2, 1)), 0)
-        check(one(num_axes))
-        return jax.tree.map(
-            lambda w: jnp.broadcast_to(w, self.shape + w.shape[num_axes:]).reshape(self.size, *w.shape[num_axes:]),
-            weights,
-        )
+        def for_all(w: Array) -> Array:
+            return jnp.broadcast_to(w, self.shape + w.shape[num_axes:]).reshape(self.size, *w.shape[num_axes:])
+
+        return jax.tree.map(for_all, weights)
 
     def _keys(self, key: Key | int) -> Key:
         """Return each chain's key, derived from the chain index and temperature only."""

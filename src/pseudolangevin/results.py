@@ -119,11 +119,9 @@ class Result:
         import pandas as pd  # noqa: PLC0415 (slow to import)
 
         found = self.predict(test.inputs, temperature, **options)
-        members = pd.DataFrame([member.scores(test.targets) for member in found.members()])
-        rows = pd.DataFrame(
-            [found.scores(test.targets), members.mean().to_dict()], index=["ensemble", "mean of members"]
-        )
-        return pd.concat([rows, members.rename(index=lambda i: f"member {i}")])
+        members = {f"member {i}": member.scores(test.targets) for i, member in enumerate(found.members())}
+        mean = pd.DataFrame(members).mean(axis=1).to_dict()
+        return pd.DataFrame({"ensemble": found.scores(test.targets), "mean of members": mean, **members}).T
 
     def to_arviz(self, temperature: float | None = None) -> Any:
         """Return the trace as ArviZ data; see `adapters.arviz`."""
