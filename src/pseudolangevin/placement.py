@@ -13,7 +13,6 @@ has to wait.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import sys
@@ -72,7 +71,9 @@ class Placement:
             return round(float(np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()), 6)
 
         if problem := self._problem(num_chains, num_examples, weights):
-            splits = itertools.starmap(Placement, itertools.product(range(jax.device_count(), 0, -1), repeat=3))
+            most = jax.device_count()
+            pairs = ((c, d) for c in range(most, 0, -1) for d in range(most // c, 0, -1))
+            splits = (Placement(c, d, w) for c, d in pairs for w in range(most // (c * d), 0, -1))
             valid = [other for other in splits if not other._problem(num_chains, num_examples, weights)]
             # Among equals the first, which has most parts of the chains.
             nearest = min(valid, key=distance, default=None)
