@@ -437,11 +437,6 @@ def _in_place(states: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(lambda a: lax.with_sharding_constraint(a, placement.sharding(a.shape, mesh)), states)
 
 
-def _everywhere(tree: Any, mesh: Mesh | None) -> Any:
-    """Replicate arrays on all devices, so that every process can read them."""
-    return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
-
-
 @partial(jax.jit, static_argnames="with_tests")
 def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, with_tests: bool) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
@@ -489,8 +484,7 @@ def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
 
 @jax.jit
 def _next_refresh(sampler: Sampler, states: Any) -> Array:
-    due = jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS)
-    return _everywhere(jnp.min(due), sampler.dataset.mesh)
+    return jnp.min(jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS))
 
 
 @partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="states")
@@ -504,8 +498,10 @@ def _observe(
     if tests.get("tests"):
         tests["tests"], more = observables.update_stein(tests["tests"], weights, gradients)
         record |= more
-    states = states._replace(status=record["status"], **tests)
-    return _in_place(states, train.mesh), _everywhere(record, train.mesh)
+    states = _in_place(states._replace(status=record["status"], **tests), train.mesh)
+    if train.mesh is not None:  # every process reads the record
+        record = lax.with_sharding_constraint(record, NamedSharding(train.mesh, PartitionSpec()))
+    return states, record
 
 
 @partial(jax.jit, donate_argnames="states")
