@@ -130,8 +130,8 @@ def put(leaf: Any, target: NamedSharding) -> Any:
         return jax.device_put(leaf, target)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # a key array has no buffers, only its data have
         return jax.random.wrap_key_data(put(jax.random.key_data(leaf), target), impl=jax.random.key_impl(leaf))
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return jax.device_put(leaf, target)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:  # processes exchange their parts
+        return jax.jit(jnp.asarray, out_shardings=target)(leaf)
     complete = np.asarray(leaf)  # in every process, which puts its own parts on its devices
     return jax.make_array_from_callback(complete.shape, target, lambda index: complete[index])
 
