@@ -469,10 +469,8 @@ def _of_samples(
     series["layer_virial_temperature"] = np.stack([values.mean(axis=2) for values in by_layer], axis=2)
     series["status"] = np.zeros(shape, np.int32)
     coords = {"temperature": [temperature], "layer": list(trees.layers(one)), "step": ("draw", steps)}
-    coords |= {
-        "layer_size": ("layer", sizes),
-        "direction_set": ("draw", np.where(steps - begin > first, 0, -1)),
-    }
+    direction_set = np.where(steps - begin > first, 0, -1)
+    coords |= {"layer_size": ("layer", sizes), "direction_set": ("draw", direction_set)}
     trace = xr.Dataset({name: observables.variable(name, x[None]) for name, x in series.items()}, coords)
     blocks = None
     if shape[1] >= 16:
