@@ -7,7 +7,7 @@ Geyer's initial monotone sequence, and chains that disagree count as few samples
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -18,7 +18,7 @@ from .._trees import check_interval
 from ..samplers.base import HEALTHY
 
 Floats = NDArray[np.float64]
-Draws = TypeVar("Draws", xr.Dataset, Floats)
+Draws = TypeVar("Draws", xr.Dataset, NDArray[Any])
 
 DEFAULT_DISCARD = 0.5  # share of the records at the start of a run that averages leave out
 MIN_EFFECTIVE_SAMPLES = 20  # with fewer, an estimated error is not reliable: nothing passes, and nothing fails by it
