@@ -250,6 +250,10 @@ class Run:
             return jax.tree.map(jnp.asarray, states)
         return jax.tree.map(lambda leaf: placement.put(leaf, placement.sharding(leaf.shape, mesh)), states)
 
+    def fetch(self, tree: Any) -> Any:
+        """Return arrays that are spread over processes as complete NumPy arrays."""
+        return tree if self.mesh is None else placement.to_host(tree)
+
     def start(self, weights: Weights, key: Key | int) -> Any:
         """Return the states of all chains at step 0; `weights` and `key` as for `sample`."""
         starts = self._starts(weights)
@@ -315,14 +319,14 @@ class Run:
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
-        if first > 0 and np.all(np.asarray(placement.to_host(states.status)) != Status.RUNNING):
+        if first > 0 and np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING):
             return  # a new run goes on to its first record, which reports why
         reporter = Reporter(self)
         sampler, observed, test = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, recording = time.monotonic(), first, 0.0
         due, tests = self._next_refresh(states), getattr(states, "tests", ())
-        num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
+        num_records = int(np.max(self.fetch(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
@@ -390,7 +394,7 @@ class Run:
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
-        return jax.tree.map(np.asarray, placement.to_host(_positions(self._placed[0], states)))
+        return jax.tree.map(np.asarray, self.fetch(_positions(self._placed[0], states)))
 
     def result(self, states: Any, records: Records, *, every: int, first: int = 0, samples: Any = None) -> Result:
         """Return the result of a run from its final states, its records after step `first` and its kept weights."""
