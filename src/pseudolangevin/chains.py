@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from importlib import import_module
@@ -160,7 +160,7 @@ def sample(
 
 
 class Run:
-    """A validated run: a sampler, its chains and temperatures, and the observables to record.
+    """A run, validated before anything is compiled: a sampler, its chains and temperatures, what to record.
 
     Chains and temperatures lie along one mapped axis, temperature by temperature. The arguments are those of `sample`;
     a `jax.sharding.Mesh` as the placement is used as it is.
@@ -178,7 +178,6 @@ class Run:
         chunk_size: int | None = None,
         placement: Placement | Mesh | None = None,
     ) -> None:
-        """Validate the arguments before anything is compiled."""
         if not isinstance(sampler, Sampler):
             remedy = "pass pl.balanced_langevin(potential, dataset)"
             raise ValueError(f"sampler = {str(sampler)[:60]!r} is not a sampler; {remedy}")
@@ -193,6 +192,8 @@ class Run:
         check_integer("num_chains", num_chains, minimum=1)
         check_integer("chunk_size", 1 if chunk_size is None else chunk_size, minimum=1)
         self.num_chains, self.test, self.chunk_size = num_chains, test, chunk_size
+        self.shape = len(self.temperatures), num_chains
+        self.size = math.prod(self.shape)  # number of all chains
         self.observed = sampler.dataset
         if observe_examples is not None:
             check_integer("observe_examples", observe_examples, minimum=1, maximum=self.observed.num_examples)
@@ -212,16 +213,6 @@ class Run:
             return given
         given.check(self.size, self.sampler.dataset.num_examples)
         return given.mesh()
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of temperatures and of chains per temperature."""
-        return len(self.temperatures), self.num_chains
-
-    @property
-    def size(self) -> int:
-        """Number of all chains."""
-        return math.prod(self.shape)
 
     def record_interval(self, num_steps: int, record_every: int | None) -> int:
         """Return the steps between records, validated; by default records take 5 % of the work (see `sample`)."""
@@ -261,7 +252,10 @@ class Run:
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""
-        return jax.tree.map(jnp.asarray, states) if self.mesh is None else placement.put_chains(states, self.mesh)
+        mesh = self.mesh
+        if mesh is None:
+            return jax.tree.map(jnp.asarray, states)
+        return jax.tree.map(lambda leaf: placement.put(leaf, placement.sharding(leaf.shape, mesh)), states)
 
     def fetch(self, tree: Any) -> Any:
         """Return arrays that are spread over processes as complete NumPy arrays."""
@@ -291,25 +285,20 @@ class Run:
         weights = jax.tree.map(lambda w: jnp.asarray(w) if isinstance(w, float) else w, weights)
         trees.check_weights(weights)
         check = partial(self.sampler.potential.check, dataset=self.sampler.dataset)
-
-        def one(num_axes: int) -> Weights:
-            return jax.tree.map(lambda w: w[(0,) * num_axes], weights)
-
-        def fits(num_axes: int) -> bool:
-            expected = self.shape[2 - num_axes :]
-            try:
+        for num_axes in (0, 2, 1):
+            first, expected = (0,) * num_axes, self.shape[2 - num_axes :]
+            with suppress(ValueError, IndexError):
                 (leading,) = {leaf.shape[:num_axes] for leaf in jax.tree.leaves(weights)}
-                check(one(num_axes))
-                return np.broadcast_shapes(leading, expected) == expected
-            except (ValueError, IndexError):
-                return False
+                check(jax.tree.map(lambda w, first=first: w[first], weights))
+                if np.broadcast_shapes(leading, expected) == expected:
+                    break
+        else:
+            check(weights)  # raises an error
 
-        num_axes = next(filter(fits, (0, 2, 1)), 0)
-        check(one(num_axes))
-        return jax.tree.map(
-            lambda w: jnp.broadcast_to(w, self.shape + w.shape[num_axes:]).reshape(self.size, *w.shape[num_axes:]),
-            weights,
-        )
+        def for_all(w: Array) -> Array:
+            return jnp.broadcast_to(w, self.shape + w.shape[num_axes:]).reshape(self.size, *w.shape[num_axes:])
+
+        return jax.tree.map(for_all, weights)
 
     def _keys(self, key: Key | int) -> Key:
         """Return each chain's key, derived from the chain index and temperature only."""
@@ -337,7 +326,7 @@ class Run:
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
-        if first > 0 and bool(np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING)):
+        if first > 0 and np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING):
             return  # a new run goes on to its first record, which reports why
         reporter = Reporter(self)
         sampler, observed, test = self._placed
@@ -361,7 +350,7 @@ class Run:
                     states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
                     measured = observables.to_host(record)
                     num_records += 1
-                    if observables.is_stein_renewed_after(num_records):
+                    if num_records >= 8 and num_records.bit_count() == 1:  # a power of two
                         states = _renew(sampler, states, observed)
                     masked = reporter.report(measured, step=step, last=step + every > stop)
                     losses = masked["loss"][np.isfinite(masked["loss"])]
@@ -375,7 +364,6 @@ class Run:
                     yield Record(step, states, None)
 
     def _next_refresh(self, states: Any) -> int:
-        """Return the first step at which any chain is due."""
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
 
     def _advance(self, states: Any, num_steps: int, every: int) -> Any:
@@ -460,11 +448,6 @@ def _in_place(states: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(lambda a: lax.with_sharding_constraint(a, placement.sharding(a.shape, mesh)), states)
 
 
-def _everywhere(tree: Any, mesh: Mesh | None) -> Any:
-    """Replicate arrays on all devices, so that every process can read them."""
-    return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
-
-
 @partial(jax.jit, static_argnames="with_tests")
 def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, with_tests: bool) -> Any:
     starts = jax.tree.map(lambda w: jnp.asarray(w, w.dtype), starts)  # a weak type would compile everything twice
@@ -512,8 +495,7 @@ def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
 
 @jax.jit
 def _next_refresh(sampler: Sampler, states: Any) -> Array:
-    due = jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS)
-    return _everywhere(jnp.min(due), sampler.dataset.mesh)
+    return jnp.min(jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS))
 
 
 @partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="states")
@@ -527,8 +509,10 @@ def _observe(
     if tests.get("tests"):
         tests["tests"], more = observables.update_stein(tests["tests"], weights, gradients)
         record |= more
-    states = states._replace(status=record["status"], **tests)
-    return _in_place(states, train.mesh), _everywhere(record, train.mesh)
+    states = _in_place(states._replace(status=record["status"], **tests), train.mesh)
+    if train.mesh is not None:  # every process reads the record
+        record = lax.with_sharding_constraint(record, NamedSharding(train.mesh, PartitionSpec()))
+    return states, record
 
 
 @partial(jax.jit, donate_argnames="states")

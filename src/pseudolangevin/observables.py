@@ -177,7 +177,6 @@ class Reporter:
     """Warnings of a run: once for each chain that stopped, once for each dead class, once for clipped noise."""
 
     def __init__(self, run: Run) -> None:
-        """Start without warnings."""
         self.run, self.stopped, self._clipped = run, np.zeros(run.size, bool), False
         self._dead_reported = self._dead_before = np.zeros((run.size, 1), bool)
 
@@ -317,11 +316,6 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
         project = partial(jnp.einsum, "cdn,cn->cd", moved.directions, precision="highest")
         record |= {"direction_position": project(w), "direction_gradient": project(g)}
     return moved, record
-
-
-def is_stein_renewed_after(num_records: int) -> bool:
-    """Return whether records after this number have a new reference: powers of two from 8 on."""
-    return num_records >= 8 and num_records.bit_count() == 1
 
 
 def renew_stein(sampler: Any, states: Any, dataset: Dataset) -> SteinSums:

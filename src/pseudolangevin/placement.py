@@ -13,8 +13,6 @@ has to wait.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 import os
 import sys
@@ -48,7 +46,6 @@ class Placement:
     weights: int = 1
 
     def __post_init__(self) -> None:
-        """Check that the numbers are positive integers."""
         for axis, parts in zip(AXES, astuple(self), strict=True):
             check_integer(f"placement.{axis}", parts, minimum=1)
 
@@ -74,7 +71,9 @@ class Placement:
             return round(float(np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()), 6)
 
         if problem := self._problem(num_chains, num_examples, weights):
-            splits = itertools.starmap(Placement, itertools.product(range(jax.device_count(), 0, -1), repeat=3))
+            most = jax.device_count()
+            pairs = ((c, d) for c in range(most, 0, -1) for d in range(most // c, 0, -1))
+            splits = (Placement(c, d, w) for c, d in pairs for w in range(most // (c * d), 0, -1))
             valid = [other for other in splits if not other._problem(num_chains, num_examples, weights)]
             # Among equals the first, which has most parts of the chains.
             nearest = min(valid, key=distance, default=None)
@@ -91,7 +90,7 @@ class Placement:
             return f"{num_chains} chains (all temperatures together) do not divide into {self.chains}"
         if num_examples % self.data:
             return f"{num_examples} examples do not divide into {self.data}"
-        for name, leaf in _trees.named_leaves(weights) if weights is not None else ():
+        for name, leaf in _trees.named_leaves(weights):
             if self.weights > 1 and math.prod(leaf.shape) >= SMALL and split_axis(leaf.shape, self.weights) is None:
                 return f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}"
         return None
@@ -119,34 +118,25 @@ def sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*names))
 
 
-def put_chains(tree: Any, mesh: Mesh) -> Any:
-    """Move arrays with a leading chain axis to their devices."""
-    return jax.tree.map(lambda leaf: _put(leaf, sharding(leaf.shape, mesh)), tree)
-
-
 def put_dataset(dataset: Dataset, mesh: Mesh) -> Dataset:
     """Split the examples over the data axis; replicate them if their number does not divide, or they are streamed."""
     if not jax.tree.leaves(dataset):
         return dataset
     spec = PartitionSpec("data") if dataset.num_examples % mesh.shape["data"] == 0 else PartitionSpec()
-    children = jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, spec)), dataset.batch)
+    children = jax.tree.map(lambda leaf: put(leaf, NamedSharding(mesh, spec)), dataset.batch)
     return dataset.tree_unflatten(mesh, children)
 
 
-def _put(leaf: Any, target: NamedSharding) -> Any:
+def put(leaf: Any, target: NamedSharding) -> Any:
+    """Move one array to its devices, of which other processes may have some; call it in all processes."""
     if target.is_fully_addressable:
         return jax.device_put(leaf, target)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # a key array has no buffers, only its data have
-        return jax.random.wrap_key_data(_put(jax.random.key_data(leaf), target), impl=jax.random.key_impl(leaf))
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return _copy_to(target)(leaf)
+        return jax.random.wrap_key_data(put(jax.random.key_data(leaf), target), impl=jax.random.key_impl(leaf))
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:  # processes exchange their parts
+        return jax.jit(jnp.asarray, out_shardings=target)(leaf)
     complete = np.asarray(leaf)  # in every process, which puts its own parts on its devices
     return jax.make_array_from_callback(complete.shape, target, lambda index: complete[index])
-
-
-@functools.cache  # so that each copy is compiled once
-def _copy_to(target: Any) -> Any:
-    return jax.jit(lambda array: array, out_shardings=target)
 
 
 class OtherProcessError(RuntimeError):
@@ -229,9 +219,8 @@ def to_host(tree: Any, *, keep: bool = True) -> Any:
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(to_host(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-        copy = _copy_to(leaf.sharding.update(spec=PartitionSpec()))(leaf)  # type: ignore[attr-defined]
-        jax.block_until_ready(copy)  # one array at a time, so that a device needs memory for the largest one only
-        return np.asarray(copy.addressable_data(0)) if keep else leaf
+        copy = process_allgather(leaf, tiled=True)  # one array at a time: a device needs memory for the largest only
+        return copy if keep else leaf
 
     return jax.tree.map(complete, tree)
 

@@ -36,7 +36,6 @@ class Result:
     """Time that the run took."""
 
     def __repr__(self) -> str:
-        """Return a summary."""
         temperatures, chains, draws = self.trace["loss"].shape
         kept = "none" if self.samples is None else str(jax.tree.leaves(self.samples)[0].shape[2])
         running = int((self.trace["status"].values[..., -1] == Status.RUNNING).sum()) if draws else 0
@@ -61,11 +60,11 @@ class Result:
         tools = _above("diagnostics.averages")
         trace = tools.kept(self.trace, discard)
         names = [n for n, v in trace.data_vars.items() if v.ndim == 3 and v.dtype.kind == "f"]
-        columns = [pd.DataFrame(tools.average_by_temperature(trace[name], trace)) for name in names]
-        for column in columns:
-            column.index = pd.Index(trace["temperature"].values, name="temperature")
-        table = pd.concat(columns, keys=names, names=["observable"]).swaplevel()
-        return table.sort_index(level=0, sort_remaining=False)
+        averages = {name: tools.average_by_temperature(trace[name], trace) for name in names}
+        temperatures = trace["temperature"].values
+        rows = {(temperatures[t], name): averages[name][t] for t in np.argsort(temperatures) for name in names}
+        index = pd.MultiIndex.from_tuples(rows, names=["temperature", "observable"])
+        return pd.DataFrame(list(rows.values()), index)
 
     def ensemble(self, temperature: float | None = None, discard: float = 0.5) -> Weights:
         """Return the sampled weights of one temperature along one leading axis, without those of failed chains.
@@ -120,11 +119,9 @@ class Result:
         import pandas as pd  # noqa: PLC0415 (slow to import)
 
         found = self.predict(test.inputs, temperature, **options)
-        members = pd.DataFrame([member.scores(test.targets) for member in found.members()])
-        rows = pd.DataFrame(
-            [found.scores(test.targets), members.mean().to_dict()], index=["ensemble", "mean of members"]
-        )
-        return pd.concat([rows, members.rename(index=lambda i: f"member {i}")])
+        members = {f"member {i}": member.scores(test.targets) for i, member in enumerate(found.members())}
+        mean = pd.DataFrame(members).mean(axis=1).to_dict()
+        return pd.DataFrame({"ensemble": found.scores(test.targets), "mean of members": mean, **members}).T
 
     def to_arviz(self, temperature: float | None = None) -> Any:
         """Return the trace as ArviZ data; see `adapters.arviz`."""

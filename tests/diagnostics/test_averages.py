@@ -104,5 +104,4 @@ def test_value_and_error_as_text():
     assert plus_minus(123.4, 20.0) == "123 ± 20"
     assert plus_minus(1.2345e-5, 3.1e-7) == "(1.234 ± 0.031)e-05"
     assert plus_minus(2.5e7, 1e6) == "(2.50 ± 0.10)e+07"
-    assert plus_minus(0.0123, 0.004, percent=True) == "1.23 ± 0.40 %"
     assert (plus_minus(0.25), plus_minus(3.0, 0.0), plus_minus(np.nan, 1.0)) == ("0.25", "3", "-")

@@ -7,17 +7,18 @@ Geyer's initial monotone sequence, and chains that disagree count as few samples
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
+from scipy import special, stats
 
 from .._trees import check_interval
 from ..samplers.base import HEALTHY
 
 Floats = NDArray[np.float64]
-Draws = TypeVar("Draws", xr.Dataset, Floats)
+Draws = TypeVar("Draws", xr.Dataset, NDArray[Any])
 
 DEFAULT_DISCARD = 0.5  # share of the records at the start of a run that averages leave out
 MIN_EFFECTIVE_SAMPLES = 20  # with fewer, an estimated error is not reliable: nothing passes, and nothing fails by it
@@ -31,7 +32,6 @@ class Average(NamedTuple):
     effective_samples: float  # independent draws with the same standard error, at most the number of draws; or NaN
 
     def __str__(self) -> str:
-        """Return the mean and its standard error as text."""
         return plus_minus(self.mean, self.standard_error)
 
 
@@ -89,9 +89,8 @@ def kept(draws: Draws, discard: float = DEFAULT_DISCARD) -> Draws:
 
 def healthy_chains(trace: xr.Dataset) -> NDArray[np.bool_]:
     """Return whether each chain (temperature, chain) had not failed by the last record."""
-    if trace.sizes.get("draw", 0) == 0:
-        return np.ones((trace.sizes["temperature"], trace.sizes["chain"]), bool)
-    return np.isin(trace["status"].isel(draw=-1).transpose("temperature", "chain").values, HEALTHY)
+    status = trace["status"].transpose("temperature", "chain", "draw").values
+    return np.all(np.isin(status[..., -1:], HEALTHY), axis=-1)
 
 
 def chains_at(values: xr.DataArray, trace: xr.Dataset, temperature: int) -> Floats:
@@ -132,10 +131,8 @@ def drift(series: ArrayLike) -> Drift:
     return Drift(change, fluctuation * math.sqrt(2 * num / (third * effective)), fluctuation, effective)
 
 
-def plus_minus(value: float, error: float = math.nan, *, percent: bool = False) -> str:
+def plus_minus(value: float, error: float = math.nan) -> str:
     """Return text like '0.3249 ± 0.0012', with two digits of the error; the value alone without a positive error."""
-    if percent:
-        return f"{plus_minus(100 * value, 100 * error)} %"
     if not math.isfinite(value):
         return "-"
     if not (math.isfinite(error) and error > 0):
@@ -171,7 +168,5 @@ def _split(chains: Floats) -> Floats:
 
 def _normal_scores(chains: Floats) -> Floats:
     """Return the ranks of all values, as quantiles of a normal distribution."""
-    from scipy import special, stats  # noqa: PLC0415 (slow to import)
-
     ranks = stats.rankdata(chains, method="average").reshape(chains.shape)
     return special.ndtri((ranks - 0.375) / (chains.size + 0.25))

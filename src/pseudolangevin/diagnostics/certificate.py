@@ -90,9 +90,11 @@ class Subject:
 
 def _mean(name: str, values: Floats, expected: float, tolerance: float, remedy: str) -> Measurement:
     """Return the measurement of an average over (chain, draw)."""
-    value, error, samples = average(values)
-    counts: dict[str, Any] = {"effective_samples": samples, "num_draws": values.size}
-    return Measurement(name, value, error, expected, tolerance, remedy, **counts)
+    value, error, count = average(values)
+    return Measurement(name, value, error, expected, tolerance, remedy, effective_samples=count, num_draws=values.size)
+
+
+_enough = partial(Measurement, standard_error=0.0, tolerance=0.0, side="below", enough=True)  # at least `expected`
 
 
 def _temperatures(subject: Subject) -> Measured:
@@ -179,8 +181,7 @@ def _single_weights(group: Subject) -> Measured:
     blocks = group.blocks[group.position][group.chains]
     num_chains, num_blocks = blocks.shape[:2]
     if (num := num_chains * num_blocks) < 4 or num_blocks < 2 or not np.isfinite(blocks).all():
-        enough: dict[str, Any] = {"side": "below", "enough": True, "longer": 16 / max(1, num_blocks), "num_draws": 0}
-        yield Measurement("mean of single weights", float(num), 0.0, 4.0, 0.0, **enough)
+        yield _enough("mean of single weights", float(num), expected=4.0, longer=16 / max(1, num_blocks), num_draws=0)
         return
     position, gradient, virial, square = np.moveaxis(blocks, 2, 0)
     deviation = np.sqrt(np.maximum(square.mean(axis=1) - position.mean(axis=1) ** 2, 0.0).mean(axis=0))
@@ -262,19 +263,16 @@ def _samples(group: Subject) -> Measured:
 
     R-hat fails only where the means of the chains differ beyond their own errors, because it is also large by chance.
     """
-    enough = partial(Measurement, standard_error=0.0, tolerance=0.0, side="below", enough=True)
     if "observed_examples" in group.trace.attrs and group.temperature is not None:
         observed, num = (float(group.trace.attrs[name]) for name in ("observed_examples", "num_examples"))
         if observed < num:
             comment = "U is not known: record without observe_examples"
-            yield enough("observed examples", observed, expected=num, comment=comment, longer=0.0)
+            yield _enough("observed examples", observed, expected=num, comment=comment, longer=0.0)
     if not group.retained.sizes["draw"]:
         warmup = group.settings["warmup_moves"]
-        longer, comment = (
-            warmup / int(group.trace["step"][-1]) + 1,
-            f"all records are from the warm-up of {warmup} moves",
-        )
-        yield enough("retained draws", 0.0, expected=1.0, num_draws=0, longer=longer, comment=comment)
+        longer = warmup / int(group.trace["step"][-1]) + 1
+        comment = f"all records are from the warm-up of {warmup} moves"
+        yield _enough("retained draws", 0.0, expected=1.0, num_draws=0, longer=longer, comment=comment)
     for name, variable in SERIES:
         if not group.has(variable):
             continue
@@ -282,7 +280,7 @@ def _samples(group: Subject) -> Measured:
         found = effective_samples(chains, bulk=True)
         counts: dict[str, Any] = {"effective_samples": found, "num_draws": chains.size}
         longer = 100 / found if found > 0 else math.inf
-        yield enough(f"effective samples of {name}", found, expected=100, longer=longer, **counts)
+        yield _enough(f"effective samples of {name}", found, expected=100, longer=longer, **counts)
         if len(chains) < 2:
             yield "R-hat needs at least two chains"
             continue
@@ -397,8 +395,7 @@ def certificate(
     between = int(steps[-1] - steps[-2] if len(steps) > 1 else steps[0])
     length = RunLength(len(steps), between, int(steps[-1]), everything.seconds, min(independence, default=0.0))
     lines = tuple(m.line(num_lines, length, subject.temperature, subject.chain) for m, subject in measured)
-    about = (everything.sampler, everything.num_weights, burn_in, length, everything.settings)
-    return Certificate(lines, notes, *about)
+    return Certificate(lines, notes, everything.sampler, everything.num_weights, burn_in, length, everything.settings)
 
 
 def _of_result(result: Result, burn_in: float) -> Subject:
@@ -441,9 +438,10 @@ def _of_samples(
     shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves((weights, gradients))}
     if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2 or min(shape) == 0:
         raise ValueError(f"weights and gradients have leading axes {sorted(shapes)}; give all of them (chain, draw, …)")
-    begin = min(math.floor(burn_in * shape[1]), shape[1] - 1)
+    steps = 1 + kept(np.arange(shape[1]), burn_in)
+    begin, shape = steps[0] - 1, (shape[0], len(steps))
     weights, gradients = jax.tree.map(lambda leaf: leaf[:, begin:], (weights, gradients))
-    shape, one = (shape[0], shape[1] - begin), jax.tree.map(lambda leaf: leaf[0, 0], weights)
+    one = jax.tree.map(lambda leaf: leaf[0, 0], weights)
     series = {} if energies is None else {"potential": as_chains(energies)[:, begin:]}
     if potential is not None:
         if dataset is None:
@@ -459,9 +457,8 @@ def _of_samples(
         np.concatenate([np.reshape(leaf, (*shape, -1)) for leaf in jax.tree.leaves(tree)], axis=2).astype(np.float64)
         for tree in (weights, gradients)
     )
-    draws, num = np.arange(shape[1]), w.shape[2]
+    num, first = w.shape[2], max(1, shape[1] // 10)
     # Directions in which the gradient varies most are the stiffest ones.
-    first = max(1, shape[1] // 10)
     early = g[:, :first].reshape(-1, num)
     directions = np.linalg.svd(early - early.mean(axis=0), full_matrices=False)[2][: min(16, num, len(early) - 1)]
     if len(directions):
@@ -471,8 +468,9 @@ def _of_samples(
     by_layer = np.split(virial, np.cumsum(sizes)[:-1], axis=2)
     series["layer_virial_temperature"] = np.stack([values.mean(axis=2) for values in by_layer], axis=2)
     series["status"] = np.zeros(shape, np.int32)
-    coords = {"temperature": [temperature], "layer": list(trees.layers(one)), "step": ("draw", begin + 1 + draws)}
-    coords |= {"layer_size": ("layer", sizes), "direction_set": ("draw", np.where(draws >= first, 0, -1))}
+    coords = {"temperature": [temperature], "layer": list(trees.layers(one)), "step": ("draw", steps)}
+    direction_set = np.where(steps - begin > first, 0, -1)
+    coords |= {"layer_size": ("layer", sizes), "direction_set": ("draw", direction_set)}
     trace = xr.Dataset({name: observables.variable(name, x[None]) for name, x in series.items()}, coords)
     blocks = None
     if shape[1] >= 16:

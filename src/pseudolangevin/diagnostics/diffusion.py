@@ -49,16 +49,11 @@ class Diffusion:
         """Standard error of `coefficient`."""
         return self.standard_error[:, 0] / self.seconds[0]
 
-    def to_dict(self) -> dict[str, list[float]]:
-        """Return the curve of the first temperature, ready for JSON."""
-        return {"seconds": self.seconds.tolist(), "displacement_per_weight": self.displacement[0].tolist()}
-
 
 class Displacements:
     """Accumulator of d² along a run; reference point k is renewed every 2ᵏ records, and gives intervals of 1 … 2ᵏ."""
 
     def __init__(self, num_references: int = 10) -> None:
-        """Start without records."""
         self._num_references, self._num_records = num_references, 0
         self._references: dict[int, tuple[int, Weights]] = {}  # step and weights by k
         self._pairs: dict[int, list[np.ndarray]] = defaultdict(list)  # d²/N of the chains by interval
@@ -165,7 +160,8 @@ def measure_diffusion(
     stop = origin + max(2, max_steps // every) * every
     records = run.records(states, first=origin, stop=stop, every=stop + 1, pause_every=every)  # nothing is recorded
     record = next(record for record in records if record.step > origin + discard_steps)  # compiles
-    displacements, observations, durations = Displacements(), [], defaultdict[bool, list[float]](list)
+    displacements, observations = Displacements(), list[dict[str, np.ndarray]]()
+    durations: tuple[list[float], list[float]] = ([], [])  # of intervals without and with a refresh
     first, clock, observing = record.step, 0.0, 0.0
     weights = jax.vmap(run.sampler.position)(record.states)
     displacements.observe(first, weights)
@@ -176,7 +172,7 @@ def measure_diffusion(
         record = next(records)
         jax.block_until_ready(record.states)
         duration = time.perf_counter() - began
-        durations[_last_refresh(record.states) != before].append(duration)  # with and without a refresh
+        durations[_last_refresh(record.states) != before].append(duration)
         clock += duration
         weights = jax.vmap(run.sampler.position)(record.states)
         displacements.observe(record.step, weights)
@@ -184,13 +180,11 @@ def measure_diffusion(
             began = time.perf_counter()
             observations.append(jax.device_get(_observe(run.sampler, weights, run.observed, run.chunk_size)))
             observing += time.perf_counter() - began
-    with_refresh, without = (np.array(durations[refreshed]) for refreshed in (True, False))
-    refresh_seconds = float(max(0.0, np.sum(with_refresh - np.median(without)))) if without.size else 0.0
-    names = observations[0] if observations else {}
-    observables = {name: np.stack([o[name] for o in observations], -1).astype(np.float64) for name in names}
-    found, num_steps = None, record.step - first
-    if _all_healthy(record.states):
-        found = displacements.diffusion(clock / num_steps, len(run.temperatures))
+    without, refreshed = map(np.array, durations)
+    refresh_seconds = float(max(0.0, np.sum(refreshed - np.median(without)))) if without.size else 0.0
+    observables = jax.tree.map(lambda *o: np.stack(o, -1).astype(np.float64), *observations) if observations else {}
+    num_steps, healthy = record.step - first, _all_healthy(record.states)
+    found = displacements.diffusion(clock / num_steps, len(run.temperatures)) if healthy else None
     return MeasuredDiffusion(found, num_steps, clock, refresh_seconds, observables, record.states)
 
 

@@ -165,7 +165,7 @@ def predict(
     if chunk_size is None:
         chunk_size = max(1, min(DEFAULT_CHUNK_SIZE, 2**21 // max(1, sum(leaf[:1].size * 4 for leaf in leaves))))
     check_integer("chunk_size", chunk_size, minimum=1)
-    function = potential.values if potential.class_scores is None else potential.class_scores
+    function = potential.class_scores or potential.values
     if function is None:
         remedy = "make it with classification or regression, or pass one of the two to Potential"
         raise ValueError(f"potential has neither class_scores nor values, so it cannot predict; {remedy}")

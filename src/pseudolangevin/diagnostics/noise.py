@@ -52,8 +52,6 @@ def _noisy(sampler: Any, state: Any, size: int, key: Key) -> tuple[np.ndarray, F
 
 def _subset(components: np.ndarray, size: int, key: Key) -> np.ndarray:
     """Return at most `size` of the components, chosen at random, in order."""
-    if len(components) <= size:
-        return components
     order = np.asarray(jax.random.permutation(jax.random.fold_in(key, 0), len(components)))
     return np.sort(components[order[:size]])
 

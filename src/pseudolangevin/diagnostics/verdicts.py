@@ -197,12 +197,9 @@ class Certificate:
 
     @property
     def verdict(self) -> Verdict:
-        """Failed if any line that counts failed, passed if all that count passed, undecided otherwise."""
-        if self.failed_lines:
-            return Verdict.FAILED
-        return (
-            Verdict.PASSED if self._lines(Verdict.PASSED) and not self._lines(Verdict.UNDECIDED) else Verdict.UNDECIDED
-        )
+        """The worst verdict of the lines that count; undecided if there are none."""
+        found = (line.verdict for line in self.lines if line.required)
+        return max(found, key=list(Verdict).index, default=Verdict.UNDECIDED)
 
     @property
     def passed(self) -> bool:
@@ -220,17 +217,17 @@ class Certificate:
     @property
     def advice(self) -> str:
         """Next command, with the time that it takes; empty for a certificate that passed."""
-        return self._advice(None)
+        return self._advice()
 
-    def _advice(self, folder: Path | None) -> str:
+    def _advice(self, folder: Path | None = None) -> str:
         """Return the advice, as a command if the run is in a folder."""
         if self.passed:
             return ""
         if self.failed_lines:
             drifts = (line for line in self.lines if line.name.startswith(("stationarity", "R-hat")))
-            if any(abs(line.value - line.expected) > line.tolerance for line in drifts):  # it explains the others
-                return self._continued(folder, self.length.num_steps, 1)
-            return self._again(folder)
+            # A drift explains the other failures.
+            drifting = any(abs(line.value - line.expected) > line.tolerance for line in drifts)
+            return self._continued(folder, self.length.num_steps, 1) if drifting else self._again(folder)
         lines = self._lines(Verdict.UNDECIDED)
         steps = max((int(line.more_steps) for line in lines if math.isfinite(line.more_steps)), default=0)
         parts = [self._continued(folder, steps, self.length.denser)] if steps else []
@@ -241,7 +238,6 @@ class Certificate:
         return "; ".join(parts)
 
     def _continued(self, folder: Path | None, steps: int, denser: int) -> str:
-        """Return the advice to continue a run."""
         total, every = self.length.num_steps + steps, max(1, self.length.steps_per_record // denser)
         if self.sampler == "samples":
             return f"go on: {total:,} draws per chain" if denser == 1 else "go on, and keep draws more often"
@@ -290,11 +286,11 @@ class Certificate:
                 lines = [line for line in self.lines if line.kind == kind]
                 worst, num_passed = max(lines, key=lambda line: line.badness), sum(line.passed for line in lines)
                 rows.append(_row(kind, worst, f"{num_passed} of {len(lines)}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        pads = [str.rjust if "±" in title else str.ljust for title in titles]
-        text = [
-            "  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, widths, strict=True)).rstrip() for row in rows
-        ]
+        columns = []
+        for column in zip(*rows, strict=True):
+            pad = str.rjust if "±" in column[0] else str.ljust
+            columns.append([pad(cell, max(map(len, column))) for cell in column])
+        text = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
         text += [f"note: {note}" for note in self.notes[:3]]
         passed, undecided, failed = map(self._lines, Verdict)
         summary = f"certificate {self.verdict}: {len(passed)} of {len(passed + undecided + failed)} lines passed"
@@ -306,7 +302,6 @@ class Certificate:
         return "\n".join([*text, *filter(None, [self._advice(folder)])])
 
     def __str__(self) -> str:
-        """Return the summary."""
         return self.to_text()
 
 
