@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..samplers.base import HEALTHY, Status
-from .folder import RunFolder, RunFolderError, read_or_empty
+from .folder import RunFolder, read_or_empty
 from .store import in_order, read_trace
 
 MAX_ROWS = 24
@@ -27,8 +27,6 @@ MAX_ROWS = 24
 
 def watch(path: str | Path, once: bool = False, console: Console | None = None) -> None:
     """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal."""
-    if not Path(path).is_dir():
-        raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
     console = console or Console()
     view, finished = render(path, console.width)
     if once or not console.is_terminal:
@@ -46,7 +44,7 @@ def watch(path: str | Path, once: bool = False, console: Console | None = None) 
 
 def render(path: str | Path, width: int = 120) -> tuple[Group, bool]:
     """Return the view for a terminal of this width, and whether the run is finished."""
-    folder = RunFolder(Path(path))
+    folder = RunFolder(path)
     config, trace = read_or_empty(folder.config), read_trace(path, last=50)
     heading = Text(folder.path.resolve().name, style="bold")
     words = [_get(config, "sampler", "name").replace("_", " "), _get(config, "network", "sizes")]
