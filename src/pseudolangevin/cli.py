@@ -218,10 +218,10 @@ def tune(
     experiment = build.build(settings, allow_code=allow_code)
     sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
     first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
-    limits = {"seconds": max(seconds / 2, seconds - (time.monotonic() - began)), "bias_budget": budget}
     options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
+    options |= {"seconds": max(seconds / 2, seconds - (time.monotonic() - began)), "bias_budget": budget}
     with naming("tune"):
-        tuned = tune(sampler, first, **options, **limits, report=partial(_say, "note"))
+        tuned = tune(sampler, first, **options, report=partial(_say, "note"))
     return _show(f"{tuned}\n{tuned.to_toml()}", tuned.to_dict(), as_json, tuned.within_budget)
 
 
@@ -255,7 +255,7 @@ def bench(
     with naming("bench"):
         names = None if samplers is None else samplers.split(",")
         timed = bench(_integers(sizes), _integers(chains), names, seconds, report=partial(_say, "note"))
-    print(json.dumps(timed, indent=2) if as_json else pd.DataFrame(timed["rows"]).T.to_string(header=False))
+    _show(pd.DataFrame(timed["rows"]).T.to_string(header=False), timed, as_json)
     for row in timed["skipped"]:
         _say("skipped", ", ".join(f"{name} {value}" for name, value in row.items()))
 

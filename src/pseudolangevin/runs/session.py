@@ -220,6 +220,10 @@ class _Session:
         if hosts.is_first():
             self.folder.log(line)
 
+    def _pause(self) -> None:
+        if self.stop_asked():
+            raise KeyboardInterrupt
+
     def begin(self, experiment: Experiment) -> Outcome:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
@@ -230,13 +234,8 @@ class _Session:
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
         states = experiment.states
         if isinstance(settings, Settings):
-
-            def stop() -> None:
-                if self.stop_asked():
-                    raise KeyboardInterrupt
-
             try:
-                weights = experiment.starting_weights(stop, self.progress if hosts.is_first() else False)
+                weights = experiment.starting_weights(self._pause, self.progress if hosts.is_first() else False)
             except KeyboardInterrupt:
                 self.log("interrupted before the first step")
                 return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
