@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import typer
 
 from . import placement
@@ -185,7 +186,8 @@ def temperature(
         raise ConfigError(f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists")
     settings = config.read(config_file, overrides or ())
     experiment = build.build(settings, check_start=False, allow_code=allow_code)
-    model = experiment.run.sampler.potential, experiment.run.sampler.dataset, experiment.random_weights()
+    sampler, key = experiment.run.sampler, jax.random.key(getattr(settings.start, "seed", settings.seed))
+    model = sampler.potential, sampler.dataset, experiment.init(key)
     with naming("temperature"):
         found = search.find_temperature(*model, epochs=epochs, key=settings.seed)
     code = _show(found, found.to_dict(), as_json, found.conclusive)
@@ -209,8 +211,6 @@ def tune(
 
     Exit code 1 if no candidate is within the budget.
     """
-    import jax
-
     from .apps.tune import tune
     from .runs import build, config
 

@@ -60,10 +60,6 @@ class Experiment:
         data = hash_of(self.run.sampler)
         return {"data_sha256": data, "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
-    def random_weights(self) -> Weights:
-        """Return random weights of one chain."""
-        return self.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))
-
     def starting_weights(self, on_pause: Callable[[], object] | None = None, progress: bool | None = None) -> Weights:
         """Return the weights at step 0, as `sample` takes them; `on_pause` and `progress` as in `trained_starts`."""
         start, num_chains = self.settings.start, self.settings.num_chains
@@ -153,7 +149,7 @@ def build(
     with naming("sampler"):
         made = SAMPLERS[settings.sampler.name](potential, train, **settings.sampler.model_dump(exclude={"name"}))
     with naming(""):
-        parts = {axis: number for axis, number in settings.placement if number is not None}
+        parts = settings.placement.model_dump(exclude_none=True)
         split = Placement(**parts) if parts else None
         if split is not None:
             split.check(settings.num_chains * len(settings.temperatures or [0.0]), train.num_examples, shape)
@@ -175,10 +171,8 @@ def python_settings(
     run: Run, weights: Weights, num_steps: int, record_every: int, keep_weights_every: int | None
 ) -> PythonSettings:
     """Return the description of a run that Python starts; `weights` are those of one chain."""
-    recording: dict[str, Any] = {"keep_weights_every": keep_weights_every or 0}
-    recording["weights_dtype"] = max(str(leaf.dtype) for leaf in jax.tree.leaves(weights))
-    if run.observed is not run.sampler.dataset:
-        recording["observe_examples"] = run.observed.num_examples
+    dtype: Any = max(str(leaf.dtype) for leaf in jax.tree.leaves(weights))
+    observed = None if run.observed is run.sampler.dataset else run.observed.num_examples
     return PythonSettings(
         made_by="python",
         temperatures=[*run.temperatures] if run.sampler.uses_temperature else None,
@@ -188,7 +182,7 @@ def python_settings(
         structure=str(jax.tree.structure(weights)),
         sampler=_described(run.sampler),
         weights=_shapes(weights),
-        recording=Recording.model_validate(recording),
+        recording=Recording(keep_weights_every=keep_weights_every or 0, weights_dtype=dtype, observe_examples=observed),
     )
 
 

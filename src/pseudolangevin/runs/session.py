@@ -28,7 +28,6 @@ from .. import placement as hosts
 from .._trees import Weights, check_integer
 from ..chains import Record, Result, Run
 from ..data import Dataset
-from ..placement import Placement
 from ..samplers.base import HEALTHY, Sampler
 from . import ConfigError, RunFolderError, config, naming
 from .build import Experiment, build, check_chains, hash_of, python_settings
@@ -112,7 +111,7 @@ def resume(
     test: Dataset | None = None,
     observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None = None,
     chunk_size: int | None = None,
-    placement: Placement | None = None,
+    placement: hosts.Placement | None = None,
     on_record: Callable[[Record], None] | None = None,
     max_seconds: float | None = None,
     progress: bool | None = None,
