@@ -171,8 +171,9 @@ def python_settings(
     run: Run, weights: Weights, num_steps: int, record_every: int, keep_weights_every: int | None
 ) -> PythonSettings:
     """Return the description of a run that Python starts; `weights` are those of one chain."""
-    dtype: Any = max(str(leaf.dtype) for leaf in jax.tree.leaves(weights))
+    dtype = max(str(leaf.dtype) for leaf in jax.tree.leaves(weights))
     observed = None if run.observed is run.sampler.dataset else run.observed.num_examples
+    recording = {"keep_weights_every": keep_weights_every or 0, "weights_dtype": dtype, "observe_examples": observed}
     return PythonSettings(
         made_by="python",
         temperatures=[*run.temperatures] if run.sampler.uses_temperature else None,
@@ -182,7 +183,7 @@ def python_settings(
         structure=str(jax.tree.structure(weights)),
         sampler=_described(run.sampler),
         weights=_shapes(weights),
-        recording=Recording(keep_weights_every=keep_weights_every or 0, weights_dtype=dtype, observe_examples=observed),
+        recording=Recording.model_validate(recording),
     )
 
 
@@ -247,7 +248,6 @@ def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weight
 
 
 def _data(task: Any) -> tuple[Dataset, Dataset | None]:
-    """Return the training set and the test set, if there is one."""
     if not isinstance(task, Files):
         splits = getattr(tasks, task.kind)(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
         return splits[0], splits[-1]

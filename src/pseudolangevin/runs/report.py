@@ -276,7 +276,6 @@ def _sections(charts: Charts) -> dict[str, list[dict[str, Any]]]:
 
 
 def _key_numbers(result: Result) -> dict[str, str]:
-    """Return names and values of the numbers at the top of the page."""
     sizes, steps, seconds = result.trace.sizes, int(result.trace["step"].values[-1]), result.seconds
     ends = [number(float(end(result.trace["temperature"].values))) for end in (np.min, np.max)]
     numbers = {}
