@@ -270,14 +270,13 @@ class _Session:
         states = experiment.run.put(states)
         if at.records and trace["step"][at.records - 1] == at.step:
             recorded = trace["potential"][at.records - 1]
-            found = experiment.run.split(experiment.run.observe(states)["potential"])  # by what may be code
-            if not np.allclose(found[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
-                why = f"U = {found.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
+            energies = experiment.run.split(experiment.run.observe(states)["potential"])  # of what may be code
+            if not np.allclose(energies[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
+                why = f"U = {energies.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
                 raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
         for line in self.notes:
             self.log(line)
         if at.step < settings.num_steps:
-            noted = _in_first(read_json, folder.provenance) or {}
             noted.setdefault("resumed", []).append(describe_session(self.command) | {"from_step": at.step})
             _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
             self.log(f"resumed from the checkpoint at step {at.step}")
