@@ -290,10 +290,8 @@ class Writer:
         checkpoints = Checkpoints(folder.checkpoints)
         _remove(folder.trace)
         _remove(folder.weights)
-        if check_own(folder.checkpoints, stat.S_ISDIR):
-            checkpoints.clean()
-        else:
-            folder.checkpoints.mkdir()
+        folder.checkpoints.mkdir(exist_ok=True)
+        checkpoints.clean()  # raises if the folder is a link
         trace, weights = headers(experiment, states)
         checkpoints.save(Checkpoint(), states, experiment.hashes)
         RecordFile.create(folder.weights, weights)
