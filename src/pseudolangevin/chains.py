@@ -136,7 +136,7 @@ def sample(
         folders = import_module(".runs.session", __package__)  # a level above, for those who ask for a folder
         lengths = {"num_steps": num_steps, "record_every": every, "keep_weights_every": keep_weights_every}
         more = {"on_record": on_record, "max_seconds": max_seconds, "progress": progress}
-        return folders.sample(folder, run, weights, key, lengths | more)
+        return folders.sample(folder, run, weights, key, lengths, more)
     began, states = time.monotonic(), run.start(weights, key)
     for record in run.records(states, stop=num_warmup, every=MAX_STEPS, progress=progress) if num_warmup else ():
         states = record.states

@@ -23,7 +23,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import typer
+
+from . import placement
+from .runs import ConfigError, RunFolderError, naming
+from .runs.folder import RunFolder, read_json, read_or_empty
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -84,7 +89,7 @@ def sample(
 
     if config_file is None and not print_config:
         remedy = "make one with `pseudolangevin sample --print-config > run.toml`"
-        raise config.ConfigError([f"no configuration given; {remedy}, then `pseudolangevin sample run.toml`"])
+        raise ConfigError(f"no configuration given; {remedy}, then `pseudolangevin sample run.toml`")
     read = partial(config.read, config_file) if config_file else partial(config.parse, "")
     settings = read(overrides or (), to_edit=print_config)
     if print_config:
@@ -128,40 +133,37 @@ def check(
 ) -> int:
     """Check whether the samples can be trusted: exit code 0 if the certificate passes, 1 if not."""
     from .diagnostics import certificate
-    from .runs import build, folder, session, store
+    from .runs import session, store
 
-    made = folder.RunFolder(run_dir)
-    if folder.read_or_empty(made.config).get("made_by") == "python":  # Python left its certificate there
-        found, trace = folder.read_json(made.certificate), store.read_trace(made.path, last=1)
+    folder = RunFolder(run_dir)
+    if read_or_empty(folder.config).get("made_by") == "python":  # Python left its certificate there
+        found, trace = read_json(folder.certificate), store.read_trace(run_dir, last=1)
         if trace is None or found.get("step", -1) < int(trace["step"].values[-1]):
             remedy = "finish it with pl.resume(DIR, sampler), or use pl.certificate(pl.load(DIR, sampler))"
-            raise folder.RunFolderError(f"{made.certificate} is older than the last record; {remedy}")
+            raise RunFolderError(f"{folder.certificate} is older than the last record; {remedy}")
         return _show(found.pop("text", ""), found, as_json, found.get("passed") is True)
     result = session.load(run_dir, allow_code=allow_code)
     if result.trace.sizes["draw"] == 0:
-        raise folder.RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
-    with build.naming("check"):
+        raise RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
+    with naming("check"):
         verdict = certificate(result)
-    text = verdict.to_text(folder=run_dir, verbose=verbose)
-    return _show(text, verdict.to_dict(), as_json, verdict.passed)
+    return _show(verdict.to_text(folder=run_dir, verbose=verbose), verdict.to_dict(), as_json, verdict.passed)
 
 
 @app.command(epilog="pseudolangevin report runs/first")
-def report(run_dir: RunDir, allow_code: AllowCode = False) -> int:
+def report(run_dir: RunDir, allow_code: AllowCode = False) -> None:
     """Write DIR/report.html: one page about the run, which needs no network."""
-    from .runs import folder, report
+    from .runs.report import write_report
 
-    print(report.write_report(folder.RunFolder.existing(run_dir).path, allow_code=allow_code))
-    return DONE
+    print(write_report(run_dir, allow_code=allow_code))
 
 
 @app.command(epilog="pseudolangevin watch runs/first")
-def watch(run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Show it and exit.")] = False) -> int:
+def watch(run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Show it and exit.")] = False) -> None:
     """Show a running or finished run in the terminal."""
-    from .runs import folder, watch
+    from .runs.watch import watch
 
-    watch.watch(folder.RunFolder.existing(run_dir).path, once=once)
-    return DONE
+    watch(RunFolder.existing(run_dir).path, once=once)
 
 
 @app.command(epilog="pseudolangevin temperature run.toml --epochs 200 --figure temperature.png")
@@ -181,11 +183,12 @@ def temperature(
     from .runs import build, config
 
     if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
-        raise config.ConfigError([f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists"])
+        raise ConfigError(f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists")
     settings = config.read(config_file, overrides or ())
     experiment = build.build(settings, check_start=False, allow_code=allow_code)
-    model = experiment.run.sampler.potential, experiment.run.sampler.dataset, experiment.random_weights()
-    with build.naming("temperature"):
+    sampler, key = experiment.run.sampler, jax.random.key(getattr(settings.start, "seed", settings.seed))
+    model = sampler.potential, sampler.dataset, experiment.init(key)
+    with naming("temperature"):
         found = search.find_temperature(*model, epochs=epochs, key=settings.seed)
     code = _show(found, found.to_dict(), as_json, found.conclusive)
     if figure is not None:
@@ -208,8 +211,6 @@ def tune(
 
     Exit code 1 if no candidate is within the budget.
     """
-    import jax
-
     from .apps.tune import tune
     from .runs import build, config
 
@@ -217,10 +218,10 @@ def tune(
     experiment = build.build(settings, allow_code=allow_code)
     sampler, starts, shapes = experiment.run.sampler, experiment.starting_weights(), experiment.weights_shape
     first = jax.tree.map(lambda start, shape: start.reshape(-1, *shape.shape)[0], starts, shapes)
-    options: dict[str, Any] = {"seconds": max(seconds / 2, seconds - (time.monotonic() - began)), "bias_budget": budget}
-    coldest = min(experiment.run.temperatures)
-    with build.naming("tune"):
-        tuned = tune(sampler, first, temperature=coldest, key=settings.seed, report=partial(_say, "note"), **options)
+    options: dict[str, Any] = {"temperature": min(experiment.run.temperatures), "key": settings.seed}
+    options |= {"seconds": max(seconds / 2, seconds - (time.monotonic() - began)), "bias_budget": budget}
+    with naming("tune"):
+        tuned = tune(sampler, first, **options, report=partial(_say, "note"))
     return _show(f"{tuned}\n{tuned.to_toml()}", tuned.to_dict(), as_json, tuned.within_budget)
 
 
@@ -232,11 +233,10 @@ def reproduce(
     max_seconds: Annotated[float | None, typer.Option(help="Time limit; the same command continues.")] = None,
 ) -> int:
     """Reproduce results of the paper, alongside the published numbers; finished parts in the folder are kept."""
-    from . import paper
-    from .runs import build
+    from .paper import reproduce
 
-    with build.naming("reproduce"):
-        return paper.reproduce(names, scale, out, max_seconds)
+    with naming("reproduce"):
+        return reproduce(names, scale, out, max_seconds)
 
 
 @app.command(epilog="pseudolangevin bench --sizes 11160,101610 --chains 1,8 --json > bench.json")
@@ -246,20 +246,18 @@ def bench(
     chains: Annotated[str, typer.Option(help="Numbers of chains.")] = "1,8,64",
     samplers: Annotated[str | None, typer.Option(help="Samplers (default: all).")] = None,
     seconds: Annotated[float, typer.Option(help="Time limit.")] = 600.0,
-) -> int:
+) -> None:
     """Time every sampler on this machine, until the time is up."""
     import pandas as pd
 
     from .apps.bench import bench
-    from .runs import build
 
-    with build.naming("bench"):
+    with naming("bench"):
         names = None if samplers is None else samplers.split(",")
         timed = bench(_integers(sizes), _integers(chains), names, seconds, report=partial(_say, "note"))
-    print(json.dumps(timed, indent=2) if as_json else pd.DataFrame(timed["rows"]).T.to_string(header=False))
+    _show(pd.DataFrame(timed["rows"]).T.to_string(header=False), timed, as_json)
     for row in timed["skipped"]:
         _say("skipped", ", ".join(f"{name} {value}" for name, value in row.items()))
-    return DONE
 
 
 def _integers(text: str) -> list[int]:
@@ -269,20 +267,15 @@ def _integers(text: str) -> list[int]:
 
 
 def _show(text: Any, content: Any, as_json: bool, is_good: bool = True) -> int:
-    """Print a result as text or as JSON, and return the exit code."""
     print(json.dumps(content, indent=2) if as_json else text, flush=True)
     return DONE if is_good else FAILED
 
 
 def _say(label: str, text: str) -> None:
-    """Print one line on the error stream, with a coloured label."""
-    typer.secho(f"{label}: ", fg="red" if label == "error" else "yellow", err=True, nl=False)
-    typer.echo(text, err=True)
+    typer.echo(typer.style(f"{label}: ", fg="red" if label == "error" else "yellow") + text, err=True)
 
 
 def _report_outcome(outcome: Any) -> int:
-    from . import placement
-
     code = INTERRUPTED if outcome.interrupted else FAILED if outcome.stopped_chains else DONE
     if not placement.is_first():  # the first process prints for all of them
         return code
@@ -304,10 +297,7 @@ def _report_outcome(outcome: Any) -> int:
 
 def _join(coordinator: str | None, num_processes: int | None, process_id: int | None, distributed: bool) -> None:
     if distributed or (coordinator, num_processes, process_id) != (None, None, None):
-        from . import placement
-        from .runs import build
-
-        with build.naming("processes"):
+        with naming("processes"):
             placement.connect(coordinator, num_processes, process_id)
 
 
@@ -334,18 +324,15 @@ def _handle(error: Exception) -> int:
 
     An error that the other processes of a run did not raise ends this process at once: they are waiting for it.
     """
-    from . import placement
-    from .runs import config, folder
-
-    shared = isinstance(error, config.ConfigError | folder.RunFolderError | placement.OtherProcessError)
-    lines = getattr(error, "lines", [str(error)]) if shared else _explain(error)
+    shared = isinstance(error, ConfigError | RunFolderError | placement.OtherProcessError)
+    lines = str(error).split("\n") if shared else _explain(error)
     alone = not shared and placement.several()
     for line in lines or ():
         _say("error", line)
-    if lines is None and not alone:
-        raise error
     code = BAD_INPUT
     if lines is None:
+        if not alone:
+            raise error
         traceback.print_exception(error)
         code = FAILED
         if type(error).__name__ == "JaxRuntimeError":  # another process is gone; the text depends on the network
@@ -366,7 +353,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = lambda message, *_: _say("warning", str(message))
             with command.make_context(name, list(sys.argv[1:] if arguments is None else arguments)) as context:
-                return command.invoke(context)
+                return command.invoke(context) or DONE
     except typer.Exit as end:
         return end.exit_code
     except KeyboardInterrupt:
@@ -382,7 +369,5 @@ def main() -> None:
     """Run the command line of this process."""
     code = run()
     if code == INTERRUPTED:
-        from .placement import leave
-
-        leave(code)  # at once: threads of JAX's compiler, interrupted, may crash while the interpreter is taken down
+        placement.leave(code)  # at once: interrupted threads of JAX's compiler may crash the interpreter at its end
     sys.exit(code)

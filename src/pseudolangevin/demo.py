@@ -40,10 +40,8 @@ def run_demo(out: Path) -> int:
         outcome = session.continue_run(out, command=command)
     else:
         settings = Settings.model_validate(SETTINGS)
-        chains = (
-            f"{settings.num_chains} chains at each of T = {', '.join(f'{t:g}' for t in settings.temperatures or [])}"
-        )
-        console.print(f"{chains}; {settings.num_steps:,} steps after Adam")
+        temperatures, steps = (f"{t:g}" for t in settings.temperatures or []), f"{settings.num_steps:,} steps"
+        console.print(f"{settings.num_chains} chains at each of T = {', '.join(temperatures)}; {steps} after Adam")
         outcome = session.start(settings, out, command=command)
     if outcome.interrupted:
         console.print(f"interrupted; continue with `{_command('resume', out)}`")

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from pseudolangevin.runs.folder import RunFolder, RunFolderError, locked, read_json, read_or_empty, write_atomically
+from pseudolangevin.runs.folder import RunFolder, RunFolderError, locked, read_json, read_or_empty, write_text
 
 
 def test_a_second_writer_is_rejected(tmp_path):
@@ -47,12 +47,12 @@ def test_the_lock_of_another_machine_counts(tmp_path):
 
 def test_files_are_replaced_as_a_whole(tmp_path):
     file = tmp_path / "file.json"
-    write_atomically(file, '{"a": 1}')
+    write_text(file, '{"a": 1}')
     assert read_json(file) == read_or_empty(file) == {"a": 1}
     file.unlink()
     file.mkdir()
     with pytest.raises(OSError, match=r"file\.json"):
-        write_atomically(file, "")
+        write_text(file, "")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
 
 

@@ -6,13 +6,14 @@ Only `[network] module` runs code that a configuration names, and only if the ca
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -31,8 +32,8 @@ from ..models import feedforward
 from ..placement import Placement
 from ..samplers import SAMPLERS
 from ..samplers.base import Sampler
-from .config import ConfigError, Files, FileStart, Network, PythonSettings, RandomStart, Recording, Settings
-from .folder import RunFolderError
+from . import ConfigError, RunFolderError, naming
+from .config import FREE, Files, FileStart, Network, PythonSettings, RandomStart, Recording, Settings
 from .store import numbered
 
 NAMELESS = "one array without a name"
@@ -49,9 +50,15 @@ class Experiment:
     states: Any = None  # at step 0, from Python
     code: bytes = b""  # source of the model, if the configuration names a module
 
-    def random_weights(self) -> Weights:
-        """Return random weights of one chain."""
-        return self.init(jax.random.key(getattr(self.settings.start, "seed", self.settings.seed)))
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 hashes of the data, and of the settings and code that decide the chains and the files."""
+        settings: dict[str, Any] = {"code": hashlib.sha256(self.code).hexdigest()}
+        for name, value in self.settings.model_dump().items():
+            settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+        text = json.dumps({name: value for name, value in settings.items() if name not in FREE}, sort_keys=True)
+        data = hash_of(self.run.sampler)
+        return {"data_sha256": data, "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
     def starting_weights(self, on_pause: Callable[[], object] | None = None, progress: bool | None = None) -> Weights:
         """Return the weights at step 0, as `sample` takes them; `on_pause` and `progress` as in `trained_starts`."""
@@ -87,6 +94,18 @@ class Experiment:
         check_weights(arrays)
         leaves = [arrays[name].astype(like.dtype) for name, like in likes.items()]
         return jax.tree.unflatten(jax.tree.structure(self.weights_shape), leaves)
+
+
+def hash_of(tree: Any) -> str:
+    """Return the SHA-256 of the data sets and arrays of a tree."""
+    data = hashlib.sha256()
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Dataset))
+    for leaf in jax.tree.leaves([node.batch if isinstance(node, Dataset) else node for node in nodes]):
+        data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
+        array, at_once = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, 2**16
+        for first in range(0, leaf.shape[0], at_once) if leaf.ndim else ():  # data on disk may be larger than memory
+            data.update(np.ascontiguousarray(array[first : first + at_once]).data)
+    return data.hexdigest()
 
 
 def build(
@@ -130,7 +149,7 @@ def build(
     with naming("sampler"):
         made = SAMPLERS[settings.sampler.name](potential, train, **settings.sampler.model_dump(exclude={"name"}))
     with naming(""):
-        parts = {axis: number for axis, number in settings.placement if number is not None}
+        parts = settings.placement.model_dump(exclude_none=True)
         split = Placement(**parts) if parts else None
         if split is not None:
             split.check(settings.num_chains * len(settings.temperatures or [0.0]), train.num_examples, shape)
@@ -152,10 +171,9 @@ def python_settings(
     run: Run, weights: Weights, num_steps: int, record_every: int, keep_weights_every: int | None
 ) -> PythonSettings:
     """Return the description of a run that Python starts; `weights` are those of one chain."""
-    recording: dict[str, Any] = {"keep_weights_every": keep_weights_every or 0}
-    recording["weights_dtype"] = max(str(leaf.dtype) for leaf in jax.tree.leaves(weights))
-    if run.observed is not run.sampler.dataset:
-        recording["observe_examples"] = run.observed.num_examples
+    dtype = max(str(leaf.dtype) for leaf in jax.tree.leaves(weights))
+    observed = None if run.observed is run.sampler.dataset else run.observed.num_examples
+    recording = {"keep_weights_every": keep_weights_every or 0, "weights_dtype": dtype, "observe_examples": observed}
     return PythonSettings(
         made_by="python",
         temperatures=[*run.temperatures] if run.sampler.uses_temperature else None,
@@ -173,9 +191,9 @@ def _check_model(settings: PythonSettings, sampler: Any, weights: Weights | None
     """Return the shapes of the weights; raise unless sampler and weights are those of the run that Python started."""
     if sampler is None:
         remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
-        raise ConfigError([f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}'])
+        raise ConfigError(f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}')
     if not isinstance(sampler, Sampler):
-        raise ConfigError([f"sampler = {str(sampler)[:60]!r} is not a sampler; pass the one that began the run"])
+        raise ConfigError(f"sampler = {str(sampler)[:60]!r} is not a sampler; pass the one that began the run")
     weights = _from_structure(settings) if weights is None else weights
     pairs = {"weights": (_shapes(weights), settings.weights), "sampler": (_described(sampler), settings.sampler)}
     for what, (ours, theirs) in pairs.items():
@@ -229,23 +247,10 @@ def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weight
     return init, apply, code
 
 
-@contextmanager
-def naming(section: str) -> Iterator[None]:
-    """Turn a ValueError into a ConfigError whose line begins with the section of the file."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError([f"{section}: {' '.join(str(error).split())}".removeprefix(": ")]) from error
-
-
 def _data(task: Any) -> tuple[Dataset, Dataset | None]:
-    """Return the training set and the test set, if there is one."""
     if not isinstance(task, Files):
         splits = getattr(tasks, task.kind)(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
         return splits[0], splits[-1]
-    names = ["inputs", "targets", "test_inputs", "test_targets"]
     if task.file is not None:
         arrays = _load(task.file)
         if not {"inputs", "targets"} <= set(arrays):
@@ -253,12 +258,12 @@ def _data(task: Any) -> tuple[Dataset, Dataset | None]:
         if len(extra := {"test_inputs", "test_targets"} & set(arrays)) == 1:
             raise ValueError(f"{task.file} has the array {min(extra)}; give both arrays of a test set, or neither")
     else:
-        files = {name: file for name in names if (file := getattr(task, name)) is not None}
-        loaded = {name: _load(file) for name, file in files.items()}
-        for name, found in loaded.items():
-            if NAMELESS not in found:
-                raise ValueError(f"{files[name]} is an .npz archive; give it as file, or give .npy files")
-        arrays = {name: found[NAMELESS] for name, found in loaded.items()}
+        arrays = {}
+        for name in ("inputs", "targets", "test_inputs", "test_targets"):
+            if (file := getattr(task, name)) is not None:
+                if NAMELESS not in (found := _load(file)):
+                    raise ValueError(f"{file} is an .npz archive; give it as file, or give .npy files")
+                arrays[name] = found[NAMELESS]
     train = (StreamedDataset if task.stream else Dataset)(arrays["inputs"], arrays["targets"])
     return train, Dataset(arrays["test_inputs"], arrays["test_targets"]) if "test_inputs" in arrays else None
 
@@ -301,4 +306,4 @@ def check_chains(run: Run, weights: Weights, widest: int = 0) -> None:
 def _check_memory(what: str, need: float) -> None:
     if need > (available := _memory() * jax.process_count()):
         why = f"need about {need / 1e9:.3g} GB, and this machine has {available / 1e9:.3g} GB"
-        raise ConfigError([f"{what} {why}; make them smaller"])
+        raise ConfigError(f"{what} {why}; make them smaller")

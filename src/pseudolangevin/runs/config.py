@@ -11,7 +11,6 @@ import difflib
 import inspect
 import itertools
 import json
-import math
 import os
 import re
 import textwrap
@@ -21,12 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, create_model, model_validator
 
 from ..apps.temperature import trained_starts
 from ..data import tasks
 from ..samplers import SAMPLERS
 from ..samplers.base import MAX_STEPS
+from . import ConfigError
 
 PATHS = ("file", "inputs", "targets", "test_inputs", "test_targets", "folder", "module")
 EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "data.npz"}  # of required keys
@@ -37,18 +37,10 @@ ASCII = str.maketrans(dict(word.split("=", 1) for word in f"{WORDS},·=*,−=-,�
 
 Count = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+NotNegative = Annotated[float, Field(ge=0)]
+WeightDecay = NotNegative | Annotated[dict[str, NotNegative], Field(min_length=1)]
 File = Annotated[str, Field(min_length=1)]
 Precision = Literal["default", "high", "highest", "tensorfloat32", "bfloat16"]
-
-
-class ConfigError(ValueError):
-    """Error about a configuration that cannot be run, with one line for each problem."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        """Join the lines."""
-        super().__init__("\n".join(lines))
-
-    lines = property(lambda self: str(self).split("\n"))
 
 
 class Section(BaseModel):
@@ -119,20 +111,19 @@ class Network(Section):
     )
 
 
-def _weight_decay(value: Any) -> float | dict[str, float]:
-    table = value if isinstance(value, dict) else {"*": value}
-    valid = [v for v in table.values() if isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < math.inf]
-    if not table or len(valid) < len(table):
+def _weight_decay(value: Any, validate: Callable[[Any], Any]) -> Any:
+    try:
+        return validate(value)
+    except (ValueError, OverflowError):
         remedy = 'or a table of such numbers, like { "*.bias" = 1.0, "*" = 9.0 }'
-        raise ValueError(f"must be a finite number of at least 0, {remedy}")
-    return {pattern: float(v) for pattern, v in table.items()} if isinstance(value, dict) else float(value)
+        raise ValueError(f"must be a finite number of at least 0, {remedy}") from None
 
 
 class PotentialSettings(Section):
     """The potential U."""
 
     kind: Literal["classification", "regression"] = Field("classification", description="cross-entropy, squared error")
-    weight_decay: Annotated[float | dict[str, float], PlainValidator(_weight_decay)] = Field(
+    weight_decay: Annotated[WeightDecay, WrapValidator(_weight_decay)] = Field(
         10.0611, description='lambda of lambda/(2N)*|w|²; or by tensor, first match: { "*.bias" = 1.0, "*" = 9.0 }'
     )
 
@@ -199,6 +190,14 @@ def _one_of(section: str) -> Any:
     return Annotated[Union[tuple(CHOICES[section].values())], Field(discriminator=TAGS[section])]  # noqa: UP007
 
 
+CHANGEABLE = (
+    *("num_steps", "record_every"),
+    *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
+    *(f"placement.{key}" for key in Devices.model_fields),
+)  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
+FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
+
+
 class Chains(Section):
     """The chains and their lengths."""
 
@@ -252,9 +251,9 @@ def read(path: Path, overrides: Sequence[str] = (), *, to_edit: bool = False) ->
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError([f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8"]) from None
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
-        raise ConfigError([f"{path} cannot be read: {error.strerror}; give the path of a TOML file"]) from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give the path of a TOML file") from None
     return parse(text, overrides, source=str(path), folder=path.resolve().parent, to_edit=to_edit)
 
 
@@ -275,7 +274,7 @@ def parse(
     except (ValueError, RecursionError) as error:  # ValueError: bad TOML, or an integer of thousands of digits
         why = " ".join(str(error).split())[:200] or type(error).__name__
         remedy = "compare with `pseudolangevin sample --print-config`"
-        raise ConfigError([f"{source} is not valid TOML: {why}; {remedy}"]) from None
+        raise ConfigError(f"{source} is not valid TOML: {why}; {remedy}") from None
     for override in overrides:
         _override(data, override)
     for section, key in itertools.product(("task", "start", "network"), PATHS):
@@ -295,7 +294,7 @@ def _validated(data: dict[str, Any], to_edit: bool) -> Any:
         key = "file" if loc[-1:] == ("files",) else loc[-1] if loc else ""
         if key in EXAMPLES and key not in (table := data.setdefault(str(loc[0]), {})):
             return _validated(data | {str(loc[0]): table | {key: EXAMPLES[key]}}, to_edit)
-    raise ConfigError(dict.fromkeys(_explain(problem, model) for problem in problems))
+    raise ConfigError("\n".join(dict.fromkeys(_explain(problem, model) for problem in problems)))
 
 
 def _override(data: dict[str, Any], override: str) -> None:
@@ -303,18 +302,18 @@ def _override(data: dict[str, Any], override: str) -> None:
     override, given = f"{key}={text}"[:120], text[:60]
     *tables, last = key.strip().split(".")
     if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", part) for part in (*tables, last)):
-        raise ConfigError([f"--set {override}: not of the form key=value; write --set sampler.batch_size=1024"])
+        raise ConfigError(f"--set {override}: not of the form key=value; write --set sampler.batch_size=1024")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         value = text.strip()  # a bare word is a string: shells remove quotes
         if not re.fullmatch(r"[\w./~-]+", value):
             remedy = "quote strings, write lists as [1, 2]"
-            raise ConfigError([f"--set {override}: {given!r} is not a TOML value; {remedy}"]) from None
+            raise ConfigError(f"--set {override}: {given!r} is not a TOML value; {remedy}") from None
     for part in tables:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
-            raise ConfigError([f"--set {override}: {part} is {_short(data)}, not a table; remove it from the file"])
+            raise ConfigError(f"--set {override}: {part} is {_short(data)}, not a table; remove it from the file")
     data[last] = value
 
 

@@ -24,7 +24,6 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -32,40 +31,29 @@ from typing import Any, BinaryIO
 
 import jax
 
+from . import RunFolderError
+
 PACKAGES = ("pseudolangevin", "jax", "jaxlib", "numpy", "optax", "xarray")
 MAX_BYTES = 1 << 24  # of a configuration, provenance or header: more is not ours
 
 
-class RunFolderError(ValueError):
-    """Error about a run folder that cannot be used; the message is one line with the remedy."""
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """The paths of a run."""
 
-    path: Path
-
-    config = property(lambda self: self.path / "config.toml")
-    provenance = property(lambda self: self.path / "provenance.json")
-    certificate = property(lambda self: self.path / "certificate.json")
-    trace = property(lambda self: self.path / "trace.records")
-    weights = property(lambda self: self.path / "weights.records")
-    checkpoints = property(lambda self: self.path / "checkpoints")
-    log_file = property(lambda self: self.path / "log.txt")
-    lock = property(lambda self: self.path / "lock")
-
-    @classmethod
-    def at(cls, path: str | Path) -> RunFolder:
-        """Return the folder of a path, which need not exist; raise if it is no path."""
+    def __init__(self, path: str | Path) -> None:
+        """Take a path, which need not exist; raise if it is no path."""
         if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
             raise RunFolderError(f"folder = {str(path)[:60]!r} is not the path of a folder; pass a string or a Path")
-        return cls(Path(path))
+        self.path = Path(path)
+        self.config, self.provenance = self.path / "config.toml", self.path / "provenance.json"
+        self.trace, self.weights = self.path / "trace.records", self.path / "weights.records"
+        self.checkpoints, self.certificate = self.path / "checkpoints", self.path / "certificate.json"
+        self.log_file, self.lock = self.path / "log.txt", self.path / "lock"
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
         """Return a folder that contains a run; raise if it does not."""
-        folder = cls.at(path)
+        folder = cls(path)
         if not os.path.isdir(folder.path):
             raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
         if not os.path.lexists(folder.config):
@@ -169,7 +157,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Replace the content of a file; readers and crashes see the old text or the new text."""
     with replaced(path) as file:
         file.write(text.encode())
@@ -179,11 +167,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the run folder; raise if it is missing or damaged."""
     text = read_text(path)
     try:
-        value = json.loads(text)
+        if not isinstance(value := json.loads(text), dict):
+            raise ValueError("not a JSON object")
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from None
-    if not isinstance(value, dict):
-        raise damaged(path, "not a JSON object")
     return value
 
 

@@ -34,7 +34,8 @@ from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept
 from ..diagnostics.certificate import Certificate
 from ..diagnostics.certificate import certificate as make_certificate
 from ..samplers.base import HEALTHY, Status
-from .folder import RunFolder, RunFolderError, damaged, read_or_empty, write_atomically
+from . import RunFolderError
+from .folder import RunFolder, damaged, read_or_empty, write_text
 from .session import load
 from .store import in_order, read_trace
 
@@ -211,9 +212,9 @@ def report_html(result: Result, certificate: Certificate | None = None, facts: M
     internal = () if state is None else jax.eval_shape(result.sampler.measure, state, state.weights)
     charts = Charts(result.trace, discard, internal)
     loader = jinja2.PackageLoader(__package__ or "", "")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    environment.filters["number"] = number
-    return environment.get_template("report.html").render(
+    pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    pages.filters["number"] = number
+    return pages.get_template("report.html").render(
         facts,
         certificate=certificate,
         charts=charts,
@@ -252,7 +253,7 @@ def write_report(
             raise damaged(folder.trace, "record 0 cannot be read")
         result = Result(readable, {}, None, None, None, seconds)  # type: ignore[arg-type]
     page = folder.path / "report.html"
-    write_atomically(page, report_html(result, certificate=certificate, facts=facts))
+    write_text(page, report_html(result, certificate=certificate, facts=facts))
     return page
 
 
@@ -278,7 +279,6 @@ def _sections(charts: Charts) -> dict[str, list[dict[str, Any]]]:
 
 
 def _key_numbers(result: Result) -> dict[str, str]:
-    """Return names and values of the numbers at the top of the page."""
     sizes, steps, seconds = result.trace.sizes, int(result.trace["step"].values[-1]), result.seconds
     ends = [number(float(end(result.trace["temperature"].values))) for end in (np.min, np.max)]
     numbers = {}

@@ -7,7 +7,6 @@ by its settings, the data, the structure of the weights and the energies of the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -15,7 +14,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module, util
@@ -29,21 +28,13 @@ from .. import placement as hosts
 from .._trees import Weights, check_integer
 from ..chains import Record, Result, Run
 from ..data import Dataset
-from ..placement import Placement
 from ..samplers.base import HEALTHY, Sampler
-from . import config
-from .build import Experiment, build, check_chains, naming, python_settings
-from .config import PATHS, ConfigError, PythonSettings, Settings
-from .folder import RunFolder, RunFolderError, describe_session, disk_errors, locked, read_json, read_text
-from .folder import write_atomically as write
+from . import ConfigError, RunFolderError, config, naming
+from .build import Experiment, build, check_chains, hash_of, python_settings
+from .config import CHANGEABLE, FREE, PythonSettings, Settings
+from .folder import RunFolder, describe_session, disk_errors, locked, read_json, read_text, write_text
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
-CHANGEABLE = (
-    *("num_steps", "record_every"),
-    *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
-    *(f"placement.{key}" for key in config.Devices.model_fields),
-)  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
-FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
 REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
@@ -74,7 +65,7 @@ def start(settings: Settings, path: str | Path, *, allow_code: bool = False, **o
     with stop_on_signals() as stop_asked:  # from now on: an exception out of JAX's compiler may end the process badly
         with hosts.together():
             experiment = build(settings, allow_code=allow_code)
-        with _session(RunFolder.at(path), stop_asked, new=True, **options) as session:
+        with _session(RunFolder(path), stop_asked, new=True, **options) as session:
             return session.begin(experiment)
 
 
@@ -87,31 +78,25 @@ def _in_first(function: Callable[..., Any], *arguments: Any) -> Any:
 def continue_run(
     path: str | Path, changes: Sequence[str] = (), *, how: Mapping[str, Any] | None = None, **options: Any
 ) -> Outcome:
-    """Continue a run from its newest valid checkpoint; the result is that of an uninterrupted run, to the bit.
+    """Continue a run from its newest valid checkpoint, to the bit; on other devices or another placement, to rounding.
 
-    On other devices, or with another placement, it is the same to rounding.
-
-    Args:
-        path: the run folder.
-        changes: `key=value` changes of keys in `CHANGEABLE` and of paths, which are relative to the run folder;
-            `num_steps=40000` extends a run.
-        how: arguments of `build`, such as `allow_code`.
-        options: those of `_Session`.
+    `changes` are `key=value`, of keys in `CHANGEABLE` and of paths, which are relative to the run folder. `how` has
+    arguments of `build`, and `options` are those of `_Session`.
     """
     with stop_on_signals() as stop_asked, _session(RunFolder.existing(path), stop_asked, **options) as session:
         return session.resume(changes, how or {})
 
 
-def sample(path: str | Path, run: Run, weights: Weights, key: Any, options: Mapping[str, Any]) -> Result:
-    """Sample into a new run folder; `options` are the other arguments of `pl.sample`."""
-    lengths = {name: options[name] for name in ("num_steps", "record_every", "keep_weights_every")}
-    more = {name: options[name] for name in ("progress", "on_record", "max_seconds")}
+def sample(
+    path: str | Path, run: Run, weights: Weights, key: Any, lengths: Mapping[str, Any], options: Mapping[str, Any]
+) -> Result:
+    """Sample into a new run folder; `lengths` are those of `python_settings`, and `options` those of `_Session`."""
     with stop_on_signals() as stop_asked:
         states = run.start(weights, key)
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
         check_chains(run, one)
         experiment = Experiment(python_settings(run, one, **lengths), run, one, states=states)
-        with _session(RunFolder.at(path), stop_asked, new=True, **more) as session:
+        with _session(RunFolder(path), stop_asked, new=True, **options) as session:
             outcome = session.begin(experiment)
     return _finish(outcome, sampler=run.sampler, weights=one)
 
@@ -126,7 +111,7 @@ def resume(
     test: Dataset | None = None,
     observables: Mapping[str, Callable[[Weights, Dataset], Any]] | None = None,
     chunk_size: int | None = None,
-    placement: Placement | None = None,
+    placement: hosts.Placement | None = None,
     on_record: Callable[[Record], None] | None = None,
     max_seconds: float | None = None,
     progress: bool | None = None,
@@ -167,7 +152,7 @@ def _finish(outcome: Outcome, **how: Any) -> Result:
         made = certificate(result)
         with disk_errors(folder):
             noted = {"step": outcome.step, "text": made.to_text(), **made.to_dict()}
-            write(folder.certificate, json.dumps(noted, indent=2))
+            write_text(folder.certificate, json.dumps(noted, indent=2))
             if util.find_spec("matplotlib") and util.find_spec("jinja2"):
                 # The report reads runs by this module, so it is imported when it is made.
                 import_module(".report", __package__).write_report(folder.path, certificate=made, result=result)
@@ -202,7 +187,7 @@ def load(
     if isinstance(settings, Settings):
         settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
     experiment = build(settings, check_start=False, sampler=sampler, weights=weights, allow_code=allow_code)
-    at, states, notes, header, trace, kept = _restore(folder, experiment, _hashes(experiment), num_records)
+    at, states, notes, header, trace, kept = _restore(folder, experiment, num_records)
     if num_records is None and not notes and at.step < max(trace["step"], default=0):
         why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
         notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
@@ -234,30 +219,29 @@ class _Session:
         if hosts.is_first():
             self.folder.log(line)
 
+    def _pause(self) -> None:
+        if self.stop_asked():
+            raise KeyboardInterrupt
+
     def begin(self, experiment: Experiment) -> Outcome:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
-        hashes = _hashes(experiment)
-        noted = describe_session(self.command) | hashes | {"test_sha256": _hash_of(run.test)}
+        noted = describe_session(self.command) | experiment.hashes | {"test_sha256": hash_of(run.test)}
         noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
-        _in_first(write, folder.config, config.to_toml(settings))
-        _in_first(write, folder.provenance, json.dumps(noted, indent=2))
+        _in_first(write_text, folder.config, config.to_toml(settings))
+        _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
         self.log(f"started: {run.size} chains of {settings.num_steps} steps, {run.sampler!r}")
         states = experiment.states
         if isinstance(settings, Settings):
             try:
-                weights = experiment.starting_weights(self._stop, self.progress if hosts.is_first() else False)
+                weights = experiment.starting_weights(self._pause, self.progress if hosts.is_first() else False)
             except KeyboardInterrupt:
                 self.log("interrupted before the first step")
                 return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
             with naming("start"):
                 states = run.start(weights, settings.seed)
-        _in_first(Writer.create, folder, run, hosts.to_first(states), settings.recording, hashes)
-        return self.proceed(experiment, states, Checkpoint(), hashes)
-
-    def _stop(self) -> None:
-        if self.stop_asked():
-            raise KeyboardInterrupt
+        _in_first(Writer.create, folder, experiment, hosts.to_first(states))
+        return self.proceed(experiment, states, Checkpoint())
 
     def resume(self, changes: Sequence[str], how: Mapping[str, Any]) -> Outcome:
         """Sample from the newest valid checkpoint on, or from the first step if there is none yet."""
@@ -266,34 +250,45 @@ class _Session:
             begun = folder.trace.exists()
             experiment = build(_settings(folder, changes), check_start=not begun, **how)
             settings = experiment.settings
-            hashes = _check_unchanged(folder, experiment)
+            if begun or folder.provenance.exists():
+                noted = read_json(folder.provenance)
+                found = experiment.hashes | {"test_sha256": hash_of(experiment.run.test)}
+                if noted.get("settings_sha256") != found["settings_sha256"]:
+                    raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
+                for key, what in (("data_sha256", "data are"), ("test_sha256", "test set is")):
+                    if noted.get(key) != found[key]:
+                        why = f"the {what} not what the run began with"
+                        raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
             if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
                 raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
         if not begun:
             self.log("resumed before the first record: beginning again")
             return self.begin(experiment)
         with hosts.together():
-            at, states, damage, _, trace, _ = _restore(folder, experiment, hashes, resuming=True)
+            at, states, damage, _, trace, _ = _restore(folder, experiment, resuming=True)
             self.notes += damage
         states = experiment.run.put(states)
         if at.records and trace["step"][at.records - 1] == at.step:
-            _check_energies(folder, experiment.run, states, trace["potential"][at.records - 1])
+            recorded = trace["potential"][at.records - 1]
+            energies = experiment.run.split(experiment.run.observe(states)["potential"])  # of what may be code
+            if not np.allclose(energies[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
+                why = f"U = {energies.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
+                raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
         for line in self.notes:
             self.log(line)
         if at.step < settings.num_steps:
-            noted = _in_first(read_json, folder.provenance) or {}
             noted.setdefault("resumed", []).append(describe_session(self.command) | {"from_step": at.step})
-            _in_first(write, folder.provenance, json.dumps(noted, indent=2))
+            _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
             self.log(f"resumed from the checkpoint at step {at.step}")
-        _in_first(write, folder.config, config.to_toml(settings))
+        _in_first(write_text, folder.config, config.to_toml(settings))
         _in_first(checkpoints.clean, at.step)
-        return self.proceed(experiment, states, at, hashes)
+        return self.proceed(experiment, states, at)
 
-    def proceed(self, experiment: Experiment, states: Any, at: Checkpoint, hashes: Mapping[str, str]) -> Outcome:
+    def proceed(self, experiment: Experiment, states: Any, at: Checkpoint) -> Outcome:
         """Sample from a checkpoint on."""
         settings, run, recording = experiment.settings, experiment.run, experiment.settings.recording
         with ExitStack() as stack:
-            writer = _in_first(Writer, self.folder, run, recording, hashes, at)
+            writer = _in_first(Writer, self.folder, experiment, at)
             if writer:
                 stack.callback(writer.close)
 
@@ -309,10 +304,10 @@ class _Session:
             records = run.records(states, **limits)
             stack.enter_context(closing(records))  # type: ignore[type-var]
             for last in records:
-                number += last.observables is not None
-                every = recording.keep_weights_every if last.observables is not None else 0
-                kept = run.positions(last.states) if every and number % every == 0 else None
-                _in_first(lambda: writer.add(last, kept))  # noqa: B023 (called at once)
+                if last.observables is not None:
+                    number, every = number + 1, recording.keep_weights_every
+                    kept = run.positions(last.states) if every and number % every == 0 else None
+                    _in_first(lambda: writer.add(last, kept))  # noqa: B023 (called at once)
                 save(writer is not None and writer.checkpoint_due(last.step))
                 if self.on_record is not None and last.observables is not None:
                     self.on_record(last)
@@ -354,7 +349,7 @@ def _session(
 
 
 def _restore(
-    folder: RunFolder, experiment: Experiment, hashes: Any, num_records: int | None = None, resuming: bool = False
+    folder: RunFolder, experiment: Experiment, num_records: int | None = None, *, resuming: bool = False
 ) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
     """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
 
@@ -364,32 +359,40 @@ def _restore(
     checkpoints, notes, error = Checkpoints(folder.checkpoints), list[str](), "there is none"
     steps = checkpoints.steps()  # before the records, since a run writes them before
     shapes = experiment.run.abstract_states(experiment.weights_shape)
-    wanted = headers(experiment.run, shapes, hashes, experiment.settings.recording.weights_dtype)
+    wanted = headers(experiment, shapes)
     # Without the test set and own observables, the trace of a run that Python started may have more fields.
     expected = None if isinstance(experiment.settings, PythonSettings) and not resuming else wanted[0]
     with RecordFile(folder.trace, expected) as trace, RecordFile(folder.weights, wanted[1]) as kept:
-        if trace.header.about.get("run") != hashes:
+        if trace.header.about.get("run") != experiment.hashes:
             raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
         values, records = trace.read(0, num_records)
         draws, num_kept = kept.read()
     files = ((trace, records), (kept, num_kept)) if num_records is None else ()
+
+    def damage(*needed: int) -> list[str]:
+        """Return the first bad record of every file in which one of the records that are needed is bad."""
+        found = []
+        for (file, valid), number in zip(files, needed, strict=False):
+            why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {number}"
+            found += [f"{file.path}: record {valid} is damaged ({why})"] if valid < number else []
+        return found
+
     for step in reversed(steps):
         try:
-            at, states = checkpoints.restore(step, shapes, hashes)
+            at, states = checkpoints.restore(step, shapes, experiment.hashes)
         except RunFolderError as failure:
             error = str(failure).partition("; ")[0]
         else:
-            damage = _damage(files, (at.records, at.kept))
-            if not damage:
+            if not (bad := damage(at.records, at.kept)):
                 break
-            error = damage[0]
+            error = bad[0]
             if not resuming:
                 raise RunFolderError(f"{error}; pl.load(DIR, num_records=N) reads the records before it")
         notes.append(f"{error}; falling back to the checkpoint before")
     else:
         remedy = "restore the folder from a copy, or sample again into a new one"
         raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
-    notes += _damage(files, (trace.recorded, kept.recorded))
+    notes += damage(trace.recorded, kept.recorded)
     if num_records is not None:
         last = values["step"][-1] if records else 0
         draws = {name: array[: np.searchsorted(draws["step"], last, "right")] for name, array in draws.items()}
@@ -397,76 +400,22 @@ def _restore(
     return at, states, notes, trace.header, values, tensors
 
 
-def _damage(files: Iterable[tuple[RecordFile, int]], needed: Iterable[int]) -> list[str]:
-    """Return the first bad record of every file in which one of the records that are needed is bad."""
-    found = []
-    for (file, valid), number in zip(files, needed, strict=False):
-        why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {number}"
-        found += [f"{file.path}: record {valid} is damaged ({why})"] if valid < number else []
-    return found
-
-
-def _check_energies(folder: RunFolder, run: Run, states: Any, recorded: np.ndarray) -> None:
-    """Raise unless the potential, which may be code, gives the energies that were recorded at the checkpoint."""
-    found = run.split(run.observe(states)["potential"])
-    if not np.allclose(found[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
-        why = f"U = {found.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
-        raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
-
-
 def _settings(folder: RunFolder, changes: Sequence[str] = ()) -> Any:
     """Return the settings of a run, with changes; raise if one of them would make another run."""
     for change in changes:
         key = change.partition("=")[0].strip()
         if key not in FREE:
-            raise ConfigError([f"--set {change}: a run that is continued keeps its {key}; {MAY_CHANGE}"])
+            raise ConfigError(f"--set {change}: a run that is continued keeps its {key}; {MAY_CHANGE}")
     text = read_text(folder.config)
     try:
         settings = config.parse(text, changes, source="the file", folder=folder.path.resolve())
     except ConfigError as error:
-        raise ConfigError([f"{folder.config}: {line}" for line in error.lines]) from None
+        raise ConfigError("\n".join(f"{folder.config}: {line}" for line in error.lines)) from None
     done = Checkpoints(folder.checkpoints).steps() if changes else []
     if done and settings.num_steps < done[-1]:
         given = f"num_steps = {settings.num_steps}"
-        raise ConfigError([f"{given} is below the {done[-1]} steps already done; give a larger number"])
+        raise ConfigError(f"{given} is below the {done[-1]} steps already done; give a larger number")
     return settings
-
-
-def _hashes(experiment: Experiment) -> dict[str, str]:
-    """Return SHA-256 hashes of the data, and of the settings and code that decide the chains and the files."""
-    settings: dict[str, Any] = {"code": hashlib.sha256(experiment.code).hexdigest()}
-    for name, value in experiment.settings.model_dump().items():
-        settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
-    text = json.dumps({name: value for name, value in settings.items() if name not in FREE}, sort_keys=True)
-    data = _hash_of(experiment.run.sampler)
-    return {"data_sha256": data, "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _hash_of(tree: Any) -> str:
-    """Return the SHA-256 of the data sets and arrays of a tree."""
-    data = hashlib.sha256()
-    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Dataset))
-    for leaf in jax.tree.leaves([node.batch if isinstance(node, Dataset) else node for node in nodes]):
-        data.update(f"{np.dtype(leaf.dtype).str} {tuple(leaf.shape)}".encode())
-        array, at_once = np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, 2**16
-        for first in range(0, leaf.shape[0], at_once) if leaf.ndim else ():  # data on disk may be larger than memory
-            data.update(np.ascontiguousarray(array[first : first + at_once]).data)
-    return data.hexdigest()
-
-
-def _check_unchanged(folder: RunFolder, experiment: Experiment) -> dict[str, str]:
-    """Return the hashes of settings and data; raise if they, or the test set, are not those that the run began with."""
-    hashes = _hashes(experiment)
-    if folder.provenance.exists() or folder.trace.exists():
-        noted = read_json(folder.provenance)
-        if noted.get("settings_sha256") != hashes["settings_sha256"]:
-            raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
-        test = _hash_of(experiment.run.test)
-        for key, found, what in (("data", hashes["data_sha256"], "data are"), ("test", test, "test set is")):
-            if noted.get(f"{key}_sha256") != found:
-                why = f"the {what} not what the run began with"
-                raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
-    return hashes
 
 
 @contextmanager

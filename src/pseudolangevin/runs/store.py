@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,13 @@ import xarray as xr
 from pydantic import BaseModel, Field
 
 from .._trees import Weights, named_leaves
-from ..chains import Record, Run
+from ..chains import Record
 from ..observables import OBSERVABLES
-from .folder import MAX_BYTES, RunFolder, RunFolderError, check_own, damaged, open_own, replaced
+from . import RunFolderError
+from .folder import MAX_BYTES, RunFolder, check_own, damaged, open_own, replaced
+
+if TYPE_CHECKING:
+    from .build import Experiment
 
 CHECKSUM = 16  # bytes of the SHA-256 that follow a record
 BUFFER = 1 << 26  # bytes that wait in memory to be written, or a single record
@@ -129,7 +133,6 @@ class RecordFile(AbstractContextManager["RecordFile"]):
                 header.write(stream, index, record)
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self._stream.close()
 
     def truncate(self, recorded: int) -> None:
@@ -251,26 +254,27 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def headers(run: Run, states: Any, about: Mapping[str, str], weights_dtype: str) -> tuple[Header, Header]:
+def headers(experiment: Experiment, states: Any) -> tuple[Header, Header]:
     """Return the headers of the trace and of the kept weights; `states` are those of the chains, or their shapes."""
-    empty = run.trace(states, [], 1)
-    columns = {str(name): np.moveaxis(empty[name].values, 2, 0)[:0] for name in empty.data_vars}
-    shapes = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in columns.items()}
-    labels: dict[str, Any] = {"run": dict(about), "observed_examples": run.observed.num_examples}
-    labels["variables"] = {str(name): [list(array.dims), array.attrs] for name, array in empty.data_vars.items()}
+    run, about = experiment.run, {"run": experiment.hashes}
+    dtype, empty = experiment.settings.recording.weights_dtype, run.trace(states, [], 1)
+    variables = {str(name): array for name, array in empty.data_vars.items()}
+    fields = [(name, jax.ShapeDtypeStruct((*a.shape[:2], *a.shape[3:]), a.dtype)) for name, a in variables.items()]
+    labels: dict[str, Any] = about | {"observed_examples": run.observed.num_examples}
+    labels["variables"] = {name: [list(array.dims), array.attrs] for name, array in variables.items()}
     labels["coords"] = {str(c): a.values.tolist() for c, a in empty.coords.items() if c not in ("draw", "step")}
-    kept = {n: jax.ShapeDtypeStruct((*run.shape, *w.shape[1:]), weights_dtype) for n, w in numbered(states.weights)}
+    kept = [(n, jax.ShapeDtypeStruct((*run.shape, *w.shape[1:]), dtype)) for n, w in numbered(states.weights)]
     step, seconds = ("step", np.int64()), ("seconds", np.float64())
-    trace = Header.of([step, seconds, *shapes.items()], labels)
-    return trace, Header.of([step, *kept.items()], {"run": dict(about)})
+    return Header.of([step, seconds, *fields], labels), Header.of([step, *kept], about)
 
 
 class Writer:
     """Writes the records and checkpoints of one session."""
 
-    def __init__(self, folder: RunFolder, run: Run, recording: Any, hashes: Mapping[str, str], at: Checkpoint) -> None:
+    def __init__(self, folder: RunFolder, experiment: Experiment, at: Checkpoint) -> None:
         """Open the files of a run at a checkpoint; what was written after it will be written again."""
-        self._folder, self._at, self._run, self._recording, self._hashes = folder, at, run, recording, hashes
+        self._at, self._experiment, self._recording = at, experiment, experiment.settings.recording
+        self._checkpoints = Checkpoints(folder.checkpoints, self._recording.keep_checkpoints)
         with ExitStack() as stack:
             files = [stack.enter_context(RecordFile(file, writable=True)) for file in (folder.trace, folder.weights)]
             self._trace, self._weights = files
@@ -278,20 +282,18 @@ class Writer:
             self._weights.truncate(at.kept)
             stack.pop_all()
         self._began = self._flushed = time.monotonic()
-        self._next_checkpoint, self.saved_step = self._began + recording.checkpoint_seconds, at.step
+        self._next_checkpoint, self.saved_step = self._began + self._recording.checkpoint_seconds, at.step
 
     @staticmethod
-    def create(folder: RunFolder, run: Run, states: Any, recording: Any, hashes: Mapping[str, str]) -> None:
+    def create(folder: RunFolder, experiment: Experiment, states: Any) -> None:
         """Make the files of a new run, the trace last: a run with a trace has begun."""
         checkpoints = Checkpoints(folder.checkpoints)
         _remove(folder.trace)
         _remove(folder.weights)
-        if check_own(folder.checkpoints, stat.S_ISDIR):
-            checkpoints.clean()
-        else:
-            folder.checkpoints.mkdir()
-        trace, weights = headers(run, states, hashes, recording.weights_dtype)
-        checkpoints.save(Checkpoint(), states, hashes)
+        folder.checkpoints.mkdir(exist_ok=True)
+        checkpoints.clean()  # raises if the folder is a link
+        trace, weights = headers(experiment, states)
+        checkpoints.save(Checkpoint(), states, experiment.hashes)
         RecordFile.create(folder.weights, weights)
         RecordFile.create(folder.trace, trace)
 
@@ -307,9 +309,7 @@ class Writer:
 
     def add(self, record: Record, kept: Weights | None) -> None:
         """Take a record, and weights to keep; they are in the files after at most a second or so."""
-        if record.observables is None:
-            return
-        values = {name: self._run.split(value) for name, value in record.observables.items()}
+        values = {name: self._experiment.run.split(value) for name, value in (record.observables or {}).items()}
         self._trace.append(values | {"step": record.step, "seconds": self.seconds})
         if kept is not None:
             self._weights.append(dict(numbered(kept)) | {"step": record.step})
@@ -324,12 +324,12 @@ class Writer:
 
     def checkpoint(self, step: int, states: Any) -> None:
         """Write all records, wait until they are on disk, then write the states."""
-        began, recording = time.monotonic(), self._recording
+        began = time.monotonic()
         self.flush(durable=True)
         at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
-        Checkpoints(self._folder.checkpoints, recording.keep_checkpoints).save(at, states, self._hashes)
+        self._checkpoints.save(at, states, self._experiment.hashes)
         self.saved_step, ended = step, time.monotonic()
-        self._next_checkpoint = ended + max(recording.checkpoint_seconds, (ended - began) / MAX_SHARE)
+        self._next_checkpoint = ended + max(self._recording.checkpoint_seconds, (ended - began) / MAX_SHARE)
 
     def close(self) -> None:
         """Write what can still be written, and close the files."""
@@ -354,7 +354,7 @@ def to_dataset(header: Header, values: Mapping[str, np.ndarray]) -> xr.Dataset:
 def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
     """Return the records (or the `last` ones) of a run that may still be written; None if they cannot be read."""
     try:
-        with RecordFile(RunFolder(Path(path)).trace) as file:
+        with RecordFile(RunFolder(path).trace) as file:
             return to_dataset(file.header, file.read(max(0, file.recorded - (last or file.recorded)))[0])
     except Exception:  # a foreign header fails in many ways
         return None

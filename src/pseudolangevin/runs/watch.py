@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..samplers.base import HEALTHY, Status
-from .folder import RunFolder, RunFolderError, read_or_empty
+from . import RunFolderError
+from .folder import RunFolder, read_or_empty
 from .store import in_order, read_trace
 
 MAX_ROWS = 24
@@ -46,7 +47,7 @@ def watch(path: str | Path, once: bool = False, console: Console | None = None) 
 
 def render(path: str | Path, width: int = 120) -> tuple[Group, bool]:
     """Return the view for a terminal of this width, and whether the run is finished."""
-    folder = RunFolder(Path(path))
+    folder = RunFolder(path)
     config, trace = read_or_empty(folder.config), read_trace(path, last=50)
     heading = Text(folder.path.resolve().name, style="bold")
     words = [_get(config, "sampler", "name").replace("_", " "), _get(config, "network", "sizes")]
