@@ -24,7 +24,6 @@ class Validation(NamedTuple):
     best_score: Array  # smallest error so far, or smallest loss if there is no error
     best_step: Array
     best_weights: Weights
-    num_since_best: Array  # number of validations since the best one
 
 
 class AdamState(NamedTuple):
@@ -46,6 +45,11 @@ class Adam(Sampler):
     It has no temperature: run it with `sample` without temperatures; its chains are independent trainings. The trace
     also has `validation_error` and `validation_loss`, computed at `validation_step`.
 
+    Example:
+        >>> start = sample(adam(potential, train), weights, num_steps=2_000, key=key).weights  # doctest: +SKIP
+        >>> sampler = adam(potential, train, validation=held_out, patience=20)  # doctest: +SKIP
+        >>> best = best_weights(sample(sampler, weights, num_steps=100_000, key=key))  # doctest: +SKIP
+
     Args:
         batch_size: examples per mini-batch.
         learning_rate: initial learning rate.
@@ -56,11 +60,6 @@ class Adam(Sampler):
         validate_every: steps between validations; default: one epoch.
         patience: number of validations without improvement after which a chain stops; default: never.
         precision: precision of the matrix products.
-
-    Example:
-        >>> start = sample(adam(potential, train), weights, num_steps=2_000, key=key).weights  # doctest: +SKIP
-        >>> sampler = adam(potential, train, validation=held_out, patience=20)  # doctest: +SKIP
-        >>> best = best_weights(sample(sampler, weights, num_steps=100_000, key=key))  # doctest: +SKIP
     """
 
     batch_size: int = 128  # type: ignore[misc]
@@ -77,7 +76,6 @@ class Adam(Sampler):
     packs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         trees.check_integer("batch_size", self.batch_size, minimum=1, maximum=self.dataset.num_examples)
         if self.validation is None:
@@ -108,7 +106,6 @@ class Adam(Sampler):
         return optax.adam(schedule)
 
     def check(self, weights: Weights) -> None:
-        """Raise if the validation set does not fit the potential."""
         if self.validation is not None:
             try:
                 self.potential.check(weights, self.validation)
@@ -116,11 +113,10 @@ class Adam(Sampler):
                 raise ValueError(f"validation: {error}") from error
 
     def init(self, key: Key, weights: Weights, temperature: Array | float = 0.0) -> AdamState:
-        """Start with empty moments; the start is the best so far."""
         step, validation = jnp.zeros((), jnp.int32), None
         if self.validation is not None:
             loss, error = self._validate(weights, self.validation)
-            validation = Validation(loss, error, step, loss if error is None else error, step, weights, step)
+            validation = Validation(loss, error, step, loss if error is None else error, step, weights)
         return AdamState(
             weights=weights,
             temperature=jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype),
@@ -132,7 +128,6 @@ class Adam(Sampler):
         )
 
     def step(self, state: AdamState, batch: Batch | None) -> AdamState:
-        """Return the state after one update."""
         gradient = trees.pack_like(state.weights, self.gradient(trees.unpack(state.weights), batch))
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.weights)
         weights = jax.tree.map(jnp.add, state.weights, updates)
@@ -140,11 +135,9 @@ class Adam(Sampler):
 
     @property
     def refreshes(self) -> bool:
-        """Whether there is a validation set to compute."""
         return self.validation is not None
 
     def next_refresh(self, state: AdamState) -> Array:
-        """Return the step of the next validation."""
         last = MAX_STEPS if state.validation is None else state.validation.step
         return jnp.asarray(last + (self.validate_every or 0))
 
@@ -160,15 +153,14 @@ class Adam(Sampler):
             best_score=jnp.where(better, score, now.best_score),
             best_step=jnp.where(better, state.step, now.best_step),
             best_weights=trees.select(better, state.weights, now.best_weights),
-            num_since_best=jnp.where(better, 0, now.num_since_best + 1),
         )
         status = state.status
         if self.patience is not None:
-            status = jnp.where(now.num_since_best >= self.patience, Status.EARLY_STOPPED, status)
+            num_since_best = (state.step - now.best_step) // (self.validate_every or 1)
+            status = jnp.where(num_since_best >= self.patience, Status.EARLY_STOPPED, status)
         return state._replace(validation=now, status=status)
 
     def measure(self, state: AdamState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return the last validation."""
         if (last := state.validation) is None:
             return {}
         found = {"validation_loss": last.loss, "validation_step": last.step, "best_step": last.best_step}

@@ -59,6 +59,10 @@ class BalancedLangevin(NoiseMassLangevin):
     weights. Later measurements of 𝒱 only raise masses: those whose ratio exceeds `max_temperature_ratio`, and all of
     them if the friction would be too strong or too noisy; the trace has `raised_share`, `friction_load`, `warmup_end`.
 
+    Example:
+        >>> sampler = balanced_langevin(potential, train, batch_size=5_580)  # doctest: +SKIP
+        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
+
     Args:
         temperature_ratio: 𝒯, the ratio of mini-batch to thermal noise that masses are set to; diffusion grows with it.
         max_temperature_ratio: ratio above which a mass is raised after the warm-up; default: 4·`temperature_ratio`.
@@ -68,10 +72,6 @@ class BalancedLangevin(NoiseMassLangevin):
             100. They are the first ones of the mini-batch, and further examples if B is larger than `batch_size`.
         num_warmup: steps during which masses are set from the noise; default: until two measurements at doubling
             intervals agree within `refresh_tolerance`.
-
-    Example:
-        >>> sampler = balanced_langevin(potential, train, batch_size=5_580)  # doctest: +SKIP
-        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=20_000, key=key)  # doctest: +SKIP
     """
 
     temperature_ratio: Positive = 0.1
@@ -79,10 +79,10 @@ class BalancedLangevin(NoiseMassLangevin):
     num_warmup: Natural | None = None
     warmup_refreshes: ClassVar[int] = 7
     default_share: ClassVar[float] = 0.1
+    default_limit: ClassVar[float] = 4.0
     name: ClassVar[str] = "balanced_langevin"
 
     def __post_init__(self) -> None:
-        """Fill in the batch of the friction and validate the settings."""
         super().__post_init__()
         num = self.dataset.num_examples
         if self.friction_batch_size is None:
@@ -91,22 +91,14 @@ class BalancedLangevin(NoiseMassLangevin):
 
     @property
     def examples_per_step(self) -> int:
-        """Number of examples that a step uses."""
         return max(self.batch_size or 0, self.friction_batch_size or 0)
 
-    @property
-    def ratio_limit(self) -> float:
-        """Ratio above which a mass is raised after the warm-up."""
-        return 4 * self.temperature_ratio if self.max_temperature_ratio is None else self.max_temperature_ratio
-
-    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights]:
-        """Return 𝒱 and masses that are ten times heavier than nominal, as 𝒱 may grow quickly in the warm-up."""
-        current, mass = super().initial_noise(key, weights, temperature)
+    def initial_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
+        # Ten times heavier than nominal, as 𝒱 may grow quickly in the warm-up.
         heavier = 1.0 if self.num_warmup == 0 else 10.0
-        return current, jax.tree.map(lambda m: heavier * m, mass)
+        return jax.tree.map(lambda m: heavier * m, self.nominal_masses(measured, weights, temperature))
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
-        """Start the warm-up; the first refresh is due at once."""
         end, due = jnp.asarray(0 if self.num_warmup == 0 else -1, jnp.int32), jnp.zeros((), jnp.int32)
         return super().init(key, weights, temperature)._replace(warmup_end=end, next_refresh=due)
 
@@ -190,8 +182,7 @@ class BalancedLangevin(NoiseMassLangevin):
         measurement and active at the next.
         """
         measured = self.measure_variance(trees.key_for(state.key, Stream.REFRESH, state.step), state.weights)
-        means = masses.tensor_means(state.gradient_variance), masses.tensor_means(measured)
-        agree = masses.variances_agree(*means, self.refresh_tolerance)
+        agree = masses.means_agree(state.gradient_variance, measured, self.refresh_tolerance)
         warming_up, done, before = state.warmup_end < 0, state.num_refreshes, state.masses
         state, _ = self.raise_masses(self.remeasure(state, measured), measured)
         if self.num_warmup is None:  # three measurements at least, and a warm-up of two base intervals at most
@@ -223,6 +214,5 @@ class BalancedLangevin(NoiseMassLangevin):
         return super().at_temperature(state, temperature)._replace(warmup_end=end)
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return also the step at which the masses were fixed, and the load of the friction at the last refresh."""
         own = {"warmup_end": state.warmup_end, "friction_load": state.friction_load}
         return super().measure(state, exact_gradient) | own

@@ -71,16 +71,16 @@ class HybridMonteCarlo(ExactGradient):
     One step of the sampler is one move, at the cost of num_leapfrog_steps + 2 exact gradients and one exact energy.
     L·δt should not be a multiple of the period 2π√(M/k) of a stiff direction: its trajectories would return.
 
+    Example:
+        >>> sampler = hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)  # doctest: +SKIP
+        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=1_000, key=key)  # doctest: +SKIP
+
     Args:
         num_leapfrog_steps: steps of a trajectory, L.
         time_step: δt; the start of the adaptation if there is a warm-up.
         warmup_moves: number of first moves during which δt is adapted, separately in every chain; leave them out of
             averages. If δt starts within a factor of ten, 100 moves are usually enough.
         target_acceptance: share of accepted moves that the warm-up aims at.
-
-    Example:
-        >>> sampler = hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)  # doctest: +SKIP
-        >>> result = sample(sampler, weights, temperatures=[3e-5], num_steps=1_000, key=key)  # doctest: +SKIP
     """
 
     num_leapfrog_steps: Count
@@ -90,7 +90,6 @@ class HybridMonteCarlo(ExactGradient):
     name: ClassVar[str] = "hybrid_monte_carlo"
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
-        """Compute the energy of the start."""
         temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
         return HybridState(
             weights=weights,
@@ -148,7 +147,6 @@ class HybridMonteCarlo(ExactGradient):
         return state._replace(weights=other.weights, energy=energy)
 
     def measure(self, state: HybridState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return acceptance, energy error, time step and kinetic temperature."""
         num_moves = jnp.where(state.step <= self.warmup_moves, state.step, state.step - self.warmup_moves)
         overflow = state.energy_error == jnp.finfo(state.energy_error.dtype).max
         return {
@@ -193,6 +191,5 @@ class MinibatchHybridMonteCarlo(HybridMonteCarlo):
     name: ClassVar[str] = "minibatch_hybrid_monte_carlo"
 
     def __post_init__(self) -> None:
-        """Fill in the batch size and validate the settings."""
         super().__post_init__()
         self.complete_batch_size(0.01, 1, "hybrid_monte_carlo")
