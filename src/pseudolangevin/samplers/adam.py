@@ -113,19 +113,12 @@ class Adam(Sampler):
                 raise ValueError(f"validation: {error}") from error
 
     def init(self, key: Key, weights: Weights, temperature: Array | float = 0.0) -> AdamState:
-        step, validation = jnp.zeros((), jnp.int32), None
+        validation = None
         if self.validation is not None:
-            loss, error = self._validate(weights, self.validation)
+            (loss, error), step = self._validate(weights), jnp.zeros((), jnp.int32)
             validation = Validation(loss, error, step, loss if error is None else error, step, weights)
-        return AdamState(
-            weights=weights,
-            temperature=jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype),
-            key=key,
-            step=step,
-            status=jnp.asarray(Status.RUNNING, jnp.int32),
-            optimizer=self.optimizer.init(weights),
-            validation=validation,
-        )
+        common = self.beginning(key, weights, temperature)
+        return AdamState(**common, optimizer=self.optimizer.init(weights), validation=validation)
 
     def step(self, state: AdamState, batch: Batch | None) -> AdamState:
         gradient = trees.pack_like(state.weights, self.gradient(trees.unpack(state.weights), batch))
@@ -143,18 +136,12 @@ class Adam(Sampler):
 
     def refresh(self, state: AdamState) -> AdamState:
         """Compute the validation set, keep the weights if they are the best, and stop when patience runs out."""
-        if state.validation is None or self.validation is None:
-            return state
-        loss, error = self._validate(state.weights, self.validation)
-        now = state.validation._replace(loss=loss, error=error, step=state.step)
+        last: Any = state.validation
+        loss, error = self._validate(state.weights)
         score = loss if error is None else error
-        better = score < now.best_score
-        now = now._replace(
-            best_score=jnp.where(better, score, now.best_score),
-            best_step=jnp.where(better, state.step, now.best_step),
-            best_weights=trees.select(better, state.weights, now.best_weights),
-        )
-        status = state.status
+        best = last.best_score, last.best_step, last.best_weights
+        best = trees.select(score < last.best_score, (score, state.step, state.weights), best)
+        now, status = Validation(loss, error, state.step, *best), state.status
         if self.patience is not None:
             num_since_best = (state.step - now.best_step) // (self.validate_every or 1)
             status = jnp.where(num_since_best >= self.patience, Status.EARLY_STOPPED, status)
@@ -166,8 +153,9 @@ class Adam(Sampler):
         found = {"validation_loss": last.loss, "validation_step": last.step, "best_step": last.best_step}
         return found if last.error is None else found | {"validation_error": last.error}
 
-    def _validate(self, weights: Weights, validation: Dataset) -> tuple[Array, Array | None]:
+    def _validate(self, weights: Weights) -> tuple[Array, Array | None]:
         """Return loss and error of the validation set; a loss that overflows is large and must not stop a chain."""
+        validation: Any = self.validation
         quantities = [q for q in (self.potential.per_example_loss, self.potential.per_example_error) if q is not None]
         loss, *error = (mean.high for mean in exact_means(quantities, weights, validation, None))
         largest = float(jnp.finfo(loss.dtype).max)

@@ -15,9 +15,8 @@ the proof). Friction may depend on the weights without any correction term.
 
     Σ·v = Σ_i (a_i − ā)·g_i/(B − 1),
 
-which is a gradient with the coefficients a_i − ā. It is computed in the same pass as g, and from the same examples:
-the friction acts before the kick, so what correlates the two is odd in the momentum and averages to zero in all
-covariances (docs/method.md). Two numbers control it:
+which is a gradient with the coefficients a_i − ā. It is computed in the same pass as g, and from the same examples
+(docs/method.md explains why, and has related methods). Two numbers control it:
 
 - Gain. The friction is estimated from B examples, so it brings noise of its own, t·G in units of the mini-batch noise
   G = l²/(S·T)·M^(−1/2)·Σ·M^(−1/2), with t = ⟨|ĝ|⁴⟩/⟨|ĝ|²⟩ for ĝ = l·M^(−1/2)·g/√(B·S·T). A friction that is stronger by
@@ -25,9 +24,6 @@ covariances (docs/method.md). Two numbers control it:
 - Bound. The slopes of thermal momenta have (l/T)²·⟨a²⟩/S = tr G. Where it exceeds 50 plus the trace at which every
   weight has the largest temperature ratio, the friction is reduced in proportion: its impulse is bounded, so it cannot
   diverge. Thermal momenta stay below: five standard deviations along an eigenvector of eigenvalue 2 give 50.
-
-Related methods: NOGIN (arXiv 1805.08863), CCAdL (arXiv 1510.08692), SGFS (Ahn et al., 2012). None of them has masses
-from the noise or a product without a matrix.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import _trees as trees
-from .. import masses
+from .. import integrator, masses
 from .._trees import Array, Batch, Key, Stream, Weights
 from ..gradients import covariance_product, fast_convolutions, minibatch_gradient, slopes
 from .base import Natural, Positive, Several
@@ -102,8 +98,9 @@ class BalancedLangevin(NoiseMassLangevin):
         end, due = jnp.asarray(0 if self.num_warmup == 0 else -1, jnp.int32), jnp.zeros((), jnp.int32)
         return super().init(key, weights, temperature)._replace(warmup_end=end, next_refresh=due)
 
-    def subtracted(self, state: LangevinState) -> None:
-        """Return None: the injected noise is complete."""
+    def thermostat(self, state: LangevinState) -> integrator.Thermostat:
+        """Return the parameters of the step: the injected noise is complete."""
+        return super().thermostat(state)._replace(variance=None)
 
     def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
         """Return the gradient on the first S examples, plus the friction from the first B divided by the kick l."""

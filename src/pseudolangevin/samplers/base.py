@@ -99,7 +99,7 @@ class Sampler(ABC):
     own_arguments: ClassVar[str] = __doc__.rstrip().partition("    Args:\n")[2]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Register the class as a pytree, and add the arguments of its bases to its docstring, which ends with its own."""
+        """Register the class as a pytree, and put the arguments of its bases before its own in the docstring."""
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
         head, _, cls.own_arguments = (cls.__doc__ or "").rstrip().partition("    Args:\n")
@@ -136,8 +136,7 @@ class Sampler(ABC):
         return made(type(self), vars(self), potential=potential, unbound=self)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"{self.name}({settings})"
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -157,6 +156,12 @@ class Sampler(ABC):
 
     def check(self, weights: Weights) -> None:  # noqa: B027 (most samplers have nothing to check)
         """Raise if the sampler was not made for weights of this structure, before anything is compiled."""
+
+    def beginning(self, key: Key, weights: Weights, temperature: Array | float) -> dict[str, Any]:
+        """Return the fields that all states have, at step 0."""
+        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        count = {name: jnp.zeros((), jnp.int32) for name in ("step", "status")}
+        return {"weights": weights, "temperature": temperature, "key": key, **count}
 
     @abstractmethod
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> Any:
@@ -252,7 +257,7 @@ class Sampler(ABC):
             return trees.select(running, stepped, moved) if very_large else stepped
 
         def many(index: Array, moved: Any) -> Any:
-            return lax.scan(lambda s, _: (one(index, s), None), moved, length=block)[0]
+            return lax.fori_loop(0, block, lambda _, s: one(index, s), moved)
 
         start = self.pack(state)
         folded = start._replace(key=trees.FoldedKey.of(state.key))

@@ -20,7 +20,7 @@ from .. import _trees as trees
 from .. import integrator, masses
 from .._trees import Array, Batch, Key, Stream, Weights
 from ..gradients import Sum, difference, exact_energy, sum_of_squares
-from .base import Count, ExactGradient, Natural, Positive, Status
+from .base import Count, ExactGradient, Natural, Positive
 
 Acceptance: TypeAlias = Annotated[
     float, partial(trees.check_interval, low=0, high=1, remedy="0.65 to 0.8 is usual", open_ends=True)
@@ -54,12 +54,12 @@ def trajectory(
     num_steps: int,
 ) -> tuple[Weights, Weights]:
     """Return (w, p) at time L·δt after `num_steps` steps of velocity Verlet from (w, p) at time 0."""
-    no_temperature = jnp.zeros(())  # no noise enters
+    newton = integrator.Thermostat(mass, jnp.zeros(()), 1.0, time_step)  # no noise enters
 
     def step(carry: tuple[Weights, Weights], _: None) -> tuple[tuple[Weights, Weights], None]:
-        return integrator.step(*carry, gradient_at, None, mass, None, no_temperature, 1.0, time_step), None
+        return integrator.step(*carry, gradient_at, None, newton), None
 
-    half = integrator.half_step(momentum, gradient_at(weights), None, mass, None, no_temperature, 1.0, time_step)
+    half = integrator.half_step(momentum, gradient_at(weights), None, newton)
     (weights, half), _ = lax.scan(step, (weights, half), length=num_steps)
     return weights, integrator.full_step(half, gradient_at(weights), time_step)
 
@@ -90,20 +90,16 @@ class HybridMonteCarlo(ExactGradient):
     name: ClassVar[str] = "hybrid_monte_carlo"
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
-        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        common = self.beginning(key, weights, temperature)
         return HybridState(
-            weights=weights,
-            temperature=temperature,
-            key=key,
-            step=jnp.zeros((), jnp.int32),
-            status=jnp.asarray(Status.RUNNING, jnp.int32),
             masses=masses.given(weights, self.masses),
             energy=exact_energy(self.potential, weights, self.dataset, self.chunk_size),
-            time_step=jnp.full_like(temperature, self.time_step),
-            mean_log_time_step=jnp.zeros_like(temperature),
-            energy_error=jnp.zeros_like(temperature),
+            time_step=jnp.full_like(common["temperature"], self.time_step),
+            mean_log_time_step=jnp.zeros_like(common["temperature"]),
+            energy_error=jnp.zeros_like(common["temperature"]),
             num_accepted=jnp.zeros((), jnp.int32),
-            kinetic_temperature=temperature,
+            kinetic_temperature=common["temperature"],
+            **common,
         )
 
     def step(self, state: HybridState, batch: Batch | None) -> HybridState:
@@ -111,7 +107,9 @@ class HybridMonteCarlo(ExactGradient):
         propose_key, metropolis_key = jax.random.split(trees.key_for(state.key, Stream.STEP, state.step))
         momentum, weights, end_momentum = self.propose(propose_key, state, batch)
         energy = exact_energy(self.potential, weights, self.dataset, self.chunk_size)
-        kinetic = [self._twice_reduced_kinetic_energy(state, p) for p in (momentum, end_momentum)]
+        # Compensated sums Σ p²/(M·T), of about N.
+        units = jax.tree.map(lambda m: jnp.sqrt(m * state.temperature), state.masses)
+        kinetic = [sum_of_squares(jax.tree.map(jnp.divide, p, units)) for p in (momentum, end_momentum)]
         error = difference(energy, state.energy) / state.temperature + difference(kinetic[1], kinetic[0]) / 2
         error = error.astype(state.temperature.dtype)
         # A trajectory that diverged is one more rejection: NaN and infinity never reach the state.
@@ -119,13 +117,12 @@ class HybridMonteCarlo(ExactGradient):
         error = jnp.where(usable, error, jnp.finfo(error.dtype).max)
         accepted = usable & (error <= jax.random.exponential(metropolis_key, dtype=error.dtype))
         unit = state.temperature / float(trees.num_weights(weights))
-        start_temperature, end_temperature = ((k.high * unit).astype(unit.dtype) for k in kinetic)
         moved = state._replace(
             weights=trees.select(accepted, weights, state.weights),
             energy=trees.select(accepted, energy, state.energy),
             energy_error=error,
             num_accepted=jnp.where(state.step == self.warmup_moves, 0, state.num_accepted) + accepted,
-            kinetic_temperature=jnp.where(accepted, end_temperature, start_temperature),
+            kinetic_temperature=(jnp.where(accepted, kinetic[1].high, kinetic[0].high) * unit).astype(unit.dtype),
         )
         return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
 
@@ -136,10 +133,6 @@ class HybridMonteCarlo(ExactGradient):
         length = state.time_step, self.num_leapfrog_steps
         end = trajectory(state.weights, momentum, lambda w: self.gradient(w, batch), state.masses, *length)
         return momentum, *end
-
-    def _twice_reduced_kinetic_energy(self, state: HybridState, momentum: Weights) -> Sum:
-        """Return Σ p²/(M·T), a compensated sum of about N."""
-        return sum_of_squares(jax.tree.map(lambda p, m: p / jnp.sqrt(m * state.temperature), momentum, state.masses))
 
     def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
         """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""

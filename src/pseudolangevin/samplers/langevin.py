@@ -86,23 +86,21 @@ class Langevin(Sampler):
         return trees.zeros_like(weights)
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
-        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        common = self.beginning(key, weights, temperature)
         variance_key, momentum_key = jax.random.split(trees.key_for(key, Stream.INIT, 0))
         measured = self.measure_variance(variance_key, weights)
         current = masses.by_group(jnp.mean, measured, self.masses_per)
-        integers = ("step", "status", "last_refresh", "next_refresh", "num_refreshes", "num_resets", "warmup_end")
+        counts = ("last_refresh", "next_refresh", "num_refreshes", "num_resets", "warmup_end")
         state = LangevinState(
-            weights=weights,
-            temperature=temperature,
-            key=key,
             half_step_momentum=weights,
-            masses=self.initial_masses(measured, weights, temperature),
+            masses=self.initial_masses(measured, weights, common["temperature"]),
             gradient_variance=current,
-            peak_ratio=temperature,
+            peak_ratio=common["temperature"],
             raised_share=jnp.zeros(()),
             friction_gain=jnp.ones(()),
             friction_load=jnp.zeros(()),
-            **{name: jnp.zeros((), jnp.int32) for name in integers},
+            **common,
+            **{name: jnp.zeros((), jnp.int32) for name in counts},
         )
         momentum, ratios = self.draw_momentum(momentum_key, state), self.temperature_ratios(state, current)
         return state._replace(half_step_momentum=momentum, peak_ratio=trees.largest(ratios))
@@ -113,10 +111,7 @@ class Langevin(Sampler):
             state.half_step_momentum,
             lambda w: trees.pack_like(w, self.force(state, trees.unpack(w), batch)),
             trees.normal_like(trees.stream_key(state.key, Stream.NOISE), state.weights, state.step),
-            state.masses,
-            self.subtracted(state),
-            state.temperature,
-            **self.dynamics,
+            self.thermostat(state),
         )
         return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
 
@@ -124,9 +119,10 @@ class Langevin(Sampler):
         """Return what drives the step: the gradient at the weights, to which a sampler may add a friction."""
         return self.gradient(weights, batch)
 
-    def subtracted(self, state: LangevinState) -> Weights | None:
-        """Return the variance that the injected noise is reduced by; None if it is complete."""
-        return state.gradient_variance
+    def thermostat(self, state: LangevinState) -> integrator.Thermostat:
+        """Return the parameters of the step: the injected noise is reduced by 𝒱."""
+        numbers = self.momentum_retention, self.time_step
+        return integrator.Thermostat(state.masses, state.temperature, *numbers, state.gradient_variance)
 
     def draw_momentum(self, key: Key, state: LangevinState) -> Weights:
         """Return Maxwell–Boltzmann momenta, taken half a step forward."""
@@ -134,8 +130,7 @@ class Langevin(Sampler):
         noise, xi = (trees.normal_like(k, state.weights) for k in (momentum_key, noise_key))
         momentum = integrator.maxwell_boltzmann(noise, state.masses, state.temperature)
         batch = None if self.batch_size is None else self.dataset.draw(gradient_key, self.batch_size)
-        gradient, current = self.gradient(state.weights, batch), self.subtracted(state)
-        return integrator.half_step(momentum, gradient, xi, state.masses, current, state.temperature, **self.dynamics)
+        return integrator.half_step(momentum, self.gradient(state.weights, batch), xi, self.thermostat(state))
 
     def position(self, state: LangevinState) -> Weights:
         """Return w + (δt/2)·h/M, the weights in the middle of the next drift.

@@ -58,7 +58,7 @@ class Annealed(Base):
     def refresh(self, state: Any) -> Any:
         """Set the temperature, then do the sampler's own maintenance: masses are set from the noise."""
         target = self.schedule.at(state.step).astype(state.temperature.dtype)
-        there: Any = getattr(self, "unbound", self).at(target)  # U may depend on the temperature
+        there = vars(self).get("unbound", self).at(target)  # U may depend on the temperature
         state = trees.select(self._changes(state), there.at_temperature(state, target), state)
         return super(Annealed, there).refresh(state) if super().refreshes else state
 
