@@ -96,7 +96,7 @@ class Sampler(ABC):
     packs: ClassVar[bool] = False  # whether `step` accepts weights that are packed into one vector
     batch_size: ClassVar[int | None] = None  # a field of the samplers that use mini-batches
     exchange_every: ClassVar[int | None] = None  # a field of `samplers.tempered.ReplicaExchange`
-    own_arguments: ClassVar[str] = __doc__.rstrip().partition("    Args:\n")[2]
+    own_arguments: ClassVar[str] = (__doc__ or "").rstrip().partition("    Args:\n")[2]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class as a pytree, and put the arguments of its bases before its own in the docstring."""
@@ -104,7 +104,7 @@ class Sampler(ABC):
         jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
         head, _, cls.own_arguments = (cls.__doc__ or "").rstrip().partition("    Args:\n")
         arguments = [vars(base).get("own_arguments") for base in reversed(cls.__mro__)]
-        cls.__doc__ = head + "\n".join(["    Args:", *filter(None, arguments)]) + "\n"
+        cls.__doc__ = "\n".join([head.rstrip(), "", "    Args:", *filter(None, arguments), ""])
 
     def __post_init__(self) -> None:
         if not isinstance(self.potential, Potential):
