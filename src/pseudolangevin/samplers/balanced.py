@@ -141,17 +141,15 @@ class BalancedLangevin(NoiseMassLangevin):
             batch = self.dataset.draw(keys[0], size)
             few = jax.tree.map(lambda rows: rows[: -(-size // 4)], batch)
             product = covariance_product(self.potential, state.weights, batch, self.precision)
-
-            @fast_convolutions
-            def curvature_product(weights: Weights, velocity: Weights) -> Weights:
-                return jax.jvp(lambda w: jax.grad(self.potential.energy)(w, few), (weights,), (velocity,))[1]
+            force = jax.grad(lambda weights: self.potential.energy(weights, few))
+            curvature_product = fast_convolutions(lambda v: jax.jvp(force, (state.weights,), (v,))[1])
 
             def iterate(carry: tuple[Weights, Array], _: None) -> tuple[tuple[Weights, Array], Array]:
                 scale = jnp.sqrt(jnp.maximum(trees.squared_norm(carry[0]), 1e-30))
                 y = jax.tree.map(lambda a: a / scale, carry[0])
                 velocity = jax.tree.map(lambda a, r: a / r, y, root)
                 (noise, along), half = product(velocity), 0.5 * self.kick * self.time_step
-                curved = curvature_product(state.weights, velocity)
+                curved = curvature_product(velocity)
                 image = jax.tree.map(lambda g, k, r: (unit / retained * g + half * k) / r, noise, curved, root)
                 return (image, jnp.abs(trees.dot(y, image))), along * scale
 

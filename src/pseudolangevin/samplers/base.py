@@ -78,9 +78,9 @@ HEALTHY = tuple(int(status) for status in Status if status.healthy)  # for array
 class Sampler(ABC):
     """Base class of all samplers.
 
-    A sampler defines `init` and `step`. Its state is a named tuple with at least these fields: weights; temperature, as
-    data, so that a scan of them is one program; key, which never changes, as every draw folds the step into it; step,
-    the number of steps done; status. Settings are checked by their types, such as `Positive`.
+    A sampler defines `init` and `step`. Its state is a named tuple with at least the fields of `beginning`: weights;
+    temperature, as data, so that a scan of them is one program; key, which never changes, as every draw folds the step
+    into it; step, the number of steps done; status. Settings are checked by their types, such as `Positive`.
 
     Args:
         potential: U.
