@@ -107,9 +107,7 @@ class HybridMonteCarlo(ExactGradient):
         propose_key, metropolis_key = jax.random.split(trees.key_for(state.key, Stream.STEP, state.step))
         momentum, weights, end_momentum = self.propose(propose_key, state, batch)
         energy = exact_energy(self.potential, weights, self.dataset, self.chunk_size)
-        # Compensated sums Σ p²/(M·T), of about N.
-        units = jax.tree.map(lambda m: jnp.sqrt(m * state.temperature), state.masses)
-        kinetic = [sum_of_squares(jax.tree.map(jnp.divide, p, units)) for p in (momentum, end_momentum)]
+        kinetic = [self._twice_reduced_kinetic_energy(state, p) for p in (momentum, end_momentum)]
         error = difference(energy, state.energy) / state.temperature + difference(kinetic[1], kinetic[0]) / 2
         error = error.astype(state.temperature.dtype)
         # A trajectory that diverged is one more rejection: NaN and infinity never reach the state.
@@ -117,12 +115,13 @@ class HybridMonteCarlo(ExactGradient):
         error = jnp.where(usable, error, jnp.finfo(error.dtype).max)
         accepted = usable & (error <= jax.random.exponential(metropolis_key, dtype=error.dtype))
         unit = state.temperature / float(trees.num_weights(weights))
+        start_temperature, end_temperature = ((k.high * unit).astype(unit.dtype) for k in kinetic)
         moved = state._replace(
             weights=trees.select(accepted, weights, state.weights),
             energy=trees.select(accepted, energy, state.energy),
             energy_error=error,
             num_accepted=jnp.where(state.step == self.warmup_moves, 0, state.num_accepted) + accepted,
-            kinetic_temperature=(jnp.where(accepted, kinetic[1].high, kinetic[0].high) * unit).astype(unit.dtype),
+            kinetic_temperature=jnp.where(accepted, end_temperature, start_temperature),
         )
         return self._adapt(moved, jnp.exp(-jnp.maximum(error, 0)))._replace(step=state.step + 1)
 
@@ -133,6 +132,10 @@ class HybridMonteCarlo(ExactGradient):
         length = state.time_step, self.num_leapfrog_steps
         end = trajectory(state.weights, momentum, lambda w: self.gradient(w, batch), state.masses, *length)
         return momentum, *end
+
+    def _twice_reduced_kinetic_energy(self, state: HybridState, momentum: Weights) -> Sum:
+        """Return Σ p²/(M·T), a compensated sum of about N."""
+        return sum_of_squares(jax.tree.map(lambda p, m: p / jnp.sqrt(m * state.temperature), momentum, state.masses))
 
     def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
         """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""
