@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pseudolangevin import integrator
+from pseudolangevin.integrator import Thermostat
 
 SIZE, T = 7, 0.5
 
@@ -23,8 +24,8 @@ class Problem:
         return self.stiffness * w
 
     def step(self, w, h, noise, c1, time_step, *, variance=None, scale=1.0):
-        masses = jnp.asarray(scale**2 * self.masses)
-        return integrator.step(w, h, self.gradient, noise, masses, variance, jnp.asarray(T), c1, time_step)
+        thermostat = Thermostat(jnp.asarray(scale**2 * self.masses), jnp.asarray(T), c1, time_step, variance)
+        return integrator.step(w, h, self.gradient, noise, thermostat)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_without_variance_it_is_bussi_parrinello():
     # The integrator merges two thermostats into one draw of variance (1 + c1²)·c2².
     combined = (c1 * third + fourth) / np.sqrt(1 + c1**2)
     start = jnp.asarray(p.momentum), p.gradient(p.weights), first
-    h = integrator.half_step(*start, p.masses, None, jnp.asarray(T), c1, dt)
+    h = integrator.half_step(*start, Thermostat(p.masses, jnp.asarray(T), c1, dt))
     np.testing.assert_allclose(h, half, atol=1e-12)
     new_w, new_h = p.step(p.weights, h, combined, c1, dt)
     np.testing.assert_allclose(new_w, w, atol=1e-12)
@@ -67,8 +68,8 @@ def test_without_variance_it_is_bussi_parrinello():
 
 def test_without_friction_it_is_velocity_verlet():
     p, dt = Problem(3), 0.2
-    w, no_temperature = jnp.asarray(p.weights), jnp.zeros(())
-    h = integrator.half_step(jnp.asarray(p.momentum), p.gradient(w), None, p.masses, None, no_temperature, 1.0, dt)
+    w, newton = jnp.asarray(p.weights), Thermostat(p.masses, jnp.zeros(()), 1.0, dt)
+    h = integrator.half_step(jnp.asarray(p.momentum), p.gradient(w), None, newton)
     x, q = p.weights, p.momentum
     for _ in range(5):
         w, h = p.step(w, h, None, 1.0, dt)
@@ -98,7 +99,7 @@ def test_injected_noise_vanishes_at_the_limit_and_is_never_nan():
     c1, m = 0.9, 2.0
     v = 4 * (1 - c1**2) * T * m / (1 + c1**2)
     for factor in (1.0, 1 + 1e-6):
-        arguments = (jnp.zeros(1), jnp.zeros(1), lambda w: w, jnp.ones(1), jnp.asarray([m]), jnp.asarray([v * factor]))
-        _, h = integrator.step(*arguments, jnp.asarray(T), c1, 1.0)
+        thermostat = Thermostat(jnp.asarray([m]), jnp.asarray(T), c1, 1.0, jnp.asarray([v * factor]))
+        _, h = integrator.step(jnp.zeros(1), jnp.zeros(1), lambda w: w, jnp.ones(1), thermostat)
         assert np.isfinite(h).all()
         np.testing.assert_allclose(h, 0.0, atol=1e-3)

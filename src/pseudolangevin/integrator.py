@@ -16,6 +16,7 @@ c1 = `momentum_retention` and δt = `time_step`, one step is
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,23 +24,29 @@ import jax.numpy as jnp
 from ._trees import Array, Weights
 
 
+class Thermostat(NamedTuple):
+    """Parameters of a step."""
+
+    masses: Weights
+    temperature: Array
+    momentum_retention: float
+    time_step: float | Array
+    variance: Weights | None = None  # 𝒱; None if the injected noise is complete
+
+
 def step(
     weights: Weights,
     half_step_momentum: Weights,
     gradient_at: Callable[[Weights], Weights],
     noise: Weights | None,
-    masses: Weights,
-    variance: Weights | None,
-    temperature: Array,
-    momentum_retention: float,
-    time_step: float | Array,
+    thermostat: Thermostat,
 ) -> tuple[Weights, Weights]:
     """Return weights and momentum after one step: drift, one gradient, kick. `noise` is ξ; None is for c1 = 1."""
-    weights = drift(weights, half_step_momentum, masses, time_step)
+    weights = drift(weights, half_step_momentum, thermostat.masses, thermostat.time_step)
     # The formula of a half step, with c1² in place of c1 and (1 + c1²)·δt in place of δt.
-    retained = momentum_retention**2
-    kick = masses, variance, temperature, retained, (1 + retained) * time_step
-    return weights, half_step(half_step_momentum, gradient_at(weights), noise, *kick)
+    retained = thermostat.momentum_retention**2
+    kick = thermostat._replace(momentum_retention=retained, time_step=(1 + retained) * thermostat.time_step)
+    return weights, half_step(half_step_momentum, gradient_at(weights), noise, kick)
 
 
 def drift(weights: Weights, half_step_momentum: Weights, masses: Weights, time_step: float | Array) -> Weights:
@@ -47,25 +54,17 @@ def drift(weights: Weights, half_step_momentum: Weights, masses: Weights, time_s
     return jax.tree.map(lambda w, h, m: w + time_step * h / m, weights, half_step_momentum, masses)
 
 
-def half_step(
-    momentum: Weights,
-    gradient: Weights,
-    noise: Weights | None,
-    masses: Weights,
-    variance: Weights | None,
-    temperature: Array,
-    momentum_retention: float,
-    time_step: float | Array,
-) -> Weights:
+def half_step(momentum: Weights, gradient: Weights, noise: Weights | None, thermostat: Thermostat) -> Weights:
     """Return h = c1·p − (δt/2)·g + √((1 − c1²)·M·T − (δt/2)²·𝒱)·ξ (eq:ExtendedMomenta_pL)."""
+    masses, temperature, retention, time_step, variance = thermostat
     length = 0.5 * time_step
-    kicked = jax.tree.map(lambda p, g: momentum_retention * p - length * g, momentum, gradient)
+    kicked = jax.tree.map(lambda p, g: retention * p - length * g, momentum, gradient)
     if noise is None:
         return kicked
 
     def thermalize(h: Array, m: Array, xi: Array, v: Array | float = 0.0) -> Array:
         # At the limit 𝒯 = 1/(1 + c1²) the injected noise vanishes; rounding must not make its variance negative.
-        injected = jnp.maximum((1 - momentum_retention**2) * m * temperature - length**2 * v, 0.0)
+        injected = jnp.maximum((1 - retention**2) * m * temperature - length**2 * v, 0.0)
         return h + jnp.sqrt(injected) * xi
 
     subtracted = () if variance is None else (variance,)

@@ -39,11 +39,6 @@ def from_noise(
     return jax.tree.map(lambda v: constant * v / ratio, variance)
 
 
-def uniform(weights: Weights, mass: float) -> Weights:
-    """Return the same mass for every weight."""
-    return jax.tree.map(lambda w: jnp.full_like(w, mass), weights)
-
-
 def given(weights: Weights, masses: float | Weights) -> Weights:
     """Return masses given as one number, or as a pytree whose arrays broadcast against the weights."""
     remedy = "pass one number or a pytree shaped like the weights of one chain"
@@ -65,18 +60,18 @@ def given(weights: Weights, masses: float | Weights) -> Weights:
     return jax.tree.map(fitted, weights, masses)
 
 
-def check_given(masses: float | Weights) -> None:
+def check_given(name: str, masses: float | Weights) -> None:
     """Raise unless the masses are positive, finite numbers."""
     remedy = "pass one number or a pytree shaped like the weights"
     if not (leaves := jax.tree.leaves(masses)):
-        raise ValueError(f"masses = {masses!r} is empty; {remedy}")
+        raise ValueError(f"{name} = {masses!r} is empty; {remedy}")
     for leaf in leaves:
         if jnp.ndim(leaf) == 0:
-            as_number("masses", leaf)
+            as_number(name, leaf)
         values = np.asarray(leaf, np.float64)
         if not (valid := (values > 0) & np.isfinite(values)).all():
             bad = values[~valid].flat[0]
-            raise ValueError(f"masses holds {bad:g}; all must be positive and finite: {remedy}")
+            raise ValueError(f"{name} holds {bad:g}; all must be positive and finite: {remedy}")
 
 
 def floor_variance(variance: Weights, fraction: float) -> Weights:
@@ -226,6 +221,6 @@ def variances_agree(old: Weights, new: Weights, tolerance: float) -> Array:
     return jnp.all(jnp.stack(jax.tree.leaves(jax.tree.map(within, old, new))))
 
 
-def tensor_means(variance: Weights) -> Weights:
-    """Return the mean 𝒱 of each tensor, a summary with a small statistical error."""
-    return jax.tree.map(jnp.mean, variance)
+def means_agree(old: Weights, new: Weights, tolerance: float) -> Array:
+    """Return whether the mean 𝒱 of every tensor agrees; single components have a large statistical error."""
+    return variances_agree(jax.tree.map(jnp.mean, old), jax.tree.map(jnp.mean, new), tolerance)

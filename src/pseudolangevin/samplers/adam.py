@@ -24,7 +24,6 @@ class Validation(NamedTuple):
     best_score: Array  # smallest error so far, or smallest loss if there is no error
     best_step: Array
     best_weights: Weights
-    num_since_best: Array  # number of validations since the best one
 
 
 class AdamState(NamedTuple):
@@ -77,7 +76,6 @@ class Adam(Sampler):
     packs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         trees.check_integer("batch_size", self.batch_size, minimum=1, maximum=self.dataset.num_examples)
         if self.validation is None:
@@ -108,7 +106,6 @@ class Adam(Sampler):
         return optax.adam(schedule)
 
     def check(self, weights: Weights) -> None:
-        """Raise if the validation set does not fit the potential."""
         if self.validation is not None:
             try:
                 self.potential.check(weights, self.validation)
@@ -116,23 +113,14 @@ class Adam(Sampler):
                 raise ValueError(f"validation: {error}") from error
 
     def init(self, key: Key, weights: Weights, temperature: Array | float = 0.0) -> AdamState:
-        """Start with empty moments; the start is the best so far."""
-        step, validation = jnp.zeros((), jnp.int32), None
+        validation = None
         if self.validation is not None:
-            loss, error = self._validate(weights, self.validation)
-            validation = Validation(loss, error, step, loss if error is None else error, step, weights, step)
-        return AdamState(
-            weights=weights,
-            temperature=jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype),
-            key=key,
-            step=step,
-            status=jnp.asarray(Status.RUNNING, jnp.int32),
-            optimizer=self.optimizer.init(weights),
-            validation=validation,
-        )
+            (loss, error), step = self._validate(weights), jnp.zeros((), jnp.int32)
+            validation = Validation(loss, error, step, loss if error is None else error, step, weights)
+        common = self.beginning(key, weights, temperature)
+        return AdamState(**common, optimizer=self.optimizer.init(weights), validation=validation)
 
     def step(self, state: AdamState, batch: Batch | None) -> AdamState:
-        """Return the state after one update."""
         gradient = trees.pack_like(state.weights, self.gradient(trees.unpack(state.weights), batch))
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.weights)
         weights = jax.tree.map(jnp.add, state.weights, updates)
@@ -140,42 +128,34 @@ class Adam(Sampler):
 
     @property
     def refreshes(self) -> bool:
-        """Whether there is a validation set to compute."""
         return self.validation is not None
 
     def next_refresh(self, state: AdamState) -> Array:
-        """Return the step of the next validation."""
         last = MAX_STEPS if state.validation is None else state.validation.step
         return jnp.asarray(last + (self.validate_every or 0))
 
     def refresh(self, state: AdamState) -> AdamState:
         """Compute the validation set, keep the weights if they are the best, and stop when patience runs out."""
-        if state.validation is None or self.validation is None:
-            return state
-        loss, error = self._validate(state.weights, self.validation)
-        now = state.validation._replace(loss=loss, error=error, step=state.step)
+        last: Any = state.validation
+        loss, error = self._validate(state.weights)
         score = loss if error is None else error
-        better = score < now.best_score
-        now = now._replace(
-            best_score=jnp.where(better, score, now.best_score),
-            best_step=jnp.where(better, state.step, now.best_step),
-            best_weights=trees.select(better, state.weights, now.best_weights),
-            num_since_best=jnp.where(better, 0, now.num_since_best + 1),
-        )
-        status = state.status
+        best = last.best_score, last.best_step, last.best_weights
+        best = trees.select(score < last.best_score, (score, state.step, state.weights), best)
+        now, status = Validation(loss, error, state.step, *best), state.status
         if self.patience is not None:
-            status = jnp.where(now.num_since_best >= self.patience, Status.EARLY_STOPPED, status)
+            num_since_best = (state.step - now.best_step) // (self.validate_every or 1)
+            status = jnp.where(num_since_best >= self.patience, Status.EARLY_STOPPED, status)
         return state._replace(validation=now, status=status)
 
     def measure(self, state: AdamState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return the last validation."""
         if (last := state.validation) is None:
             return {}
         found = {"validation_loss": last.loss, "validation_step": last.step, "best_step": last.best_step}
         return found if last.error is None else found | {"validation_error": last.error}
 
-    def _validate(self, weights: Weights, validation: Dataset) -> tuple[Array, Array | None]:
+    def _validate(self, weights: Weights) -> tuple[Array, Array | None]:
         """Return loss and error of the validation set; a loss that overflows is large and must not stop a chain."""
+        validation: Any = self.validation
         quantities = [q for q in (self.potential.per_example_loss, self.potential.per_example_error) if q is not None]
         loss, *error = (mean.high for mean in exact_means(quantities, weights, validation, None))
         largest = float(jnp.finfo(loss.dtype).max)

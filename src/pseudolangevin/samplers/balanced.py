@@ -15,9 +15,8 @@ the proof). Friction may depend on the weights without any correction term.
 
     Σ·v = Σ_i (a_i − ā)·g_i/(B − 1),
 
-which is a gradient with the coefficients a_i − ā. It is computed in the same pass as g, and from the same examples:
-the friction acts before the kick, so what correlates the two is odd in the momentum and averages to zero in all
-covariances (docs/method.md). Two numbers control it:
+which is a gradient with the coefficients a_i − ā. It is computed in the same pass as g, and from the same examples
+(docs/method.md explains why, and has related methods). Two numbers control it:
 
 - Gain. The friction is estimated from B examples, so it brings noise of its own, t·G in units of the mini-batch noise
   G = l²/(S·T)·M^(−1/2)·Σ·M^(−1/2), with t = ⟨|ĝ|⁴⟩/⟨|ĝ|²⟩ for ĝ = l·M^(−1/2)·g/√(B·S·T). A friction that is stronger by
@@ -25,9 +24,6 @@ covariances (docs/method.md). Two numbers control it:
 - Bound. The slopes of thermal momenta have (l/T)²·⟨a²⟩/S = tr G. Where it exceeds 50 plus the trace at which every
   weight has the largest temperature ratio, the friction is reduced in proportion: its impulse is bounded, so it cannot
   diverge. Thermal momenta stay below: five standard deviations along an eigenvector of eigenvalue 2 give 50.
-
-Related methods: NOGIN (arXiv 1805.08863), CCAdL (arXiv 1510.08692), SGFS (Ahn et al., 2012). None of them has masses
-from the noise or a product without a matrix.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import _trees as trees
-from .. import masses
+from .. import integrator, masses
 from .._trees import Array, Batch, Key, Stream, Weights
 from ..gradients import covariance_product, fast_convolutions, minibatch_gradient, slopes
 from .base import Natural, Positive, Several
@@ -79,10 +75,10 @@ class BalancedLangevin(NoiseMassLangevin):
     num_warmup: Natural | None = None
     warmup_refreshes: ClassVar[int] = 7
     default_share: ClassVar[float] = 0.1
+    default_limit: ClassVar[float] = 4.0
     name: ClassVar[str] = "balanced_langevin"
 
     def __post_init__(self) -> None:
-        """Fill in the batch of the friction and validate the settings."""
         super().__post_init__()
         num = self.dataset.num_examples
         if self.friction_batch_size is None:
@@ -91,27 +87,20 @@ class BalancedLangevin(NoiseMassLangevin):
 
     @property
     def examples_per_step(self) -> int:
-        """Number of examples that a step uses."""
         return max(self.batch_size or 0, self.friction_batch_size or 0)
 
-    @property
-    def ratio_limit(self) -> float:
-        """Ratio above which a mass is raised after the warm-up."""
-        return 4 * self.temperature_ratio if self.max_temperature_ratio is None else self.max_temperature_ratio
-
-    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights]:
-        """Return 𝒱 and masses that are ten times heavier than nominal, as 𝒱 may grow quickly in the warm-up."""
-        current, mass = super().initial_noise(key, weights, temperature)
+    def initial_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
+        # Ten times heavier than nominal, as 𝒱 may grow quickly in the warm-up.
         heavier = 1.0 if self.num_warmup == 0 else 10.0
-        return current, jax.tree.map(lambda m: heavier * m, mass)
+        return jax.tree.map(lambda m: heavier * m, self.nominal_masses(measured, weights, temperature))
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
-        """Start the warm-up; the first refresh is due at once."""
         end, due = jnp.asarray(0 if self.num_warmup == 0 else -1, jnp.int32), jnp.zeros((), jnp.int32)
         return super().init(key, weights, temperature)._replace(warmup_end=end, next_refresh=due)
 
-    def subtracted(self, state: LangevinState) -> None:
-        """Return None: the injected noise is complete."""
+    def thermostat(self, state: LangevinState) -> integrator.Thermostat:
+        """Return the parameters of the step: the injected noise is complete."""
+        return super().thermostat(state)._replace(variance=None)
 
     def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
         """Return the gradient on the first S examples, plus the friction from the first B divided by the kick l."""
@@ -152,17 +141,15 @@ class BalancedLangevin(NoiseMassLangevin):
             batch = self.dataset.draw(keys[0], size)
             few = jax.tree.map(lambda rows: rows[: -(-size // 4)], batch)
             product = covariance_product(self.potential, state.weights, batch, self.precision)
-
-            @fast_convolutions
-            def curvature_product(weights: Weights, velocity: Weights) -> Weights:
-                return jax.jvp(lambda w: jax.grad(self.potential.energy)(w, few), (weights,), (velocity,))[1]
+            force = jax.grad(lambda weights: self.potential.energy(weights, few))
+            curvature_product = fast_convolutions(lambda v: jax.jvp(force, (state.weights,), (v,))[1])
 
             def iterate(carry: tuple[Weights, Array], _: None) -> tuple[tuple[Weights, Array], Array]:
                 scale = jnp.sqrt(jnp.maximum(trees.squared_norm(carry[0]), 1e-30))
                 y = jax.tree.map(lambda a: a / scale, carry[0])
                 velocity = jax.tree.map(lambda a, r: a / r, y, root)
                 (noise, along), half = product(velocity), 0.5 * self.kick * self.time_step
-                curved = curvature_product(state.weights, velocity)
+                curved = curvature_product(velocity)
                 image = jax.tree.map(lambda g, k, r: (unit / retained * g + half * k) / r, noise, curved, root)
                 return (image, jnp.abs(trees.dot(y, image))), along * scale
 
@@ -190,8 +177,7 @@ class BalancedLangevin(NoiseMassLangevin):
         measurement and active at the next.
         """
         measured = self.measure_variance(trees.key_for(state.key, Stream.REFRESH, state.step), state.weights)
-        means = masses.tensor_means(state.gradient_variance), masses.tensor_means(measured)
-        agree = masses.variances_agree(*means, self.refresh_tolerance)
+        agree = masses.means_agree(state.gradient_variance, measured, self.refresh_tolerance)
         warming_up, done, before = state.warmup_end < 0, state.num_refreshes, state.masses
         state, _ = self.raise_masses(self.remeasure(state, measured), measured)
         if self.num_warmup is None:  # three measurements at least, and a warm-up of two base intervals at most
@@ -223,6 +209,5 @@ class BalancedLangevin(NoiseMassLangevin):
         return super().at_temperature(state, temperature)._replace(warmup_end=end)
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return also the step at which the masses were fixed, and the load of the friction at the last refresh."""
         own = {"warmup_end": state.warmup_end, "friction_load": state.friction_load}
         return super().measure(state, exact_gradient) | own

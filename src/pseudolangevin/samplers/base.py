@@ -39,6 +39,7 @@ Positive: TypeAlias = Annotated[float, trees.check_positive]
 Share: TypeAlias = Annotated[float, partial(trees.check_interval, low=0, high=1, remedy="it is a share")]
 Natural: TypeAlias = Annotated[int, partial(trees.check_integer, minimum=0)]
 Count: TypeAlias = Annotated[int, partial(trees.check_integer, minimum=1)]
+Masses: TypeAlias = Annotated[float | Weights, masses.check_given]
 Several: TypeAlias = Annotated[int, partial(trees.check_integer, minimum=2)]
 
 
@@ -71,6 +72,13 @@ class Status(IntEnum):
         )[self]
 
 
+def _arguments(doc: str) -> dict[str, str]:
+    """Return the lines about each argument of a docstring, by its name."""
+    lines = doc.partition("    Args:\n")[2].partition("\n\n")[0].rstrip()
+    entries = filter(None, re.split(r"^(?= {8}\w)", lines, flags=re.MULTILINE))
+    return {entry.split(":")[0].strip(): entry.rstrip() for entry in entries}
+
+
 HEALTHY = tuple(int(status) for status in Status if status.healthy)  # for arrays: np.isin(status, HEALTHY)
 
 
@@ -78,9 +86,9 @@ HEALTHY = tuple(int(status) for status in Status if status.healthy)  # for array
 class Sampler(ABC):
     """Base class of all samplers.
 
-    A sampler defines `init` and `step`. Its state is a named tuple with at least these fields: weights; temperature, as
-    data, so that a scan of them is one program; key, which never changes, as every draw folds the step into it; step,
-    the number of steps done; status. Settings are checked by their types, such as `Positive`.
+    A sampler defines `init` and `step`. Its state is a named tuple with at least the fields of `beginning`: weights;
+    temperature, as data, so that a scan of them is one program; key, which never changes, as every draw folds the step
+    into it; step, the number of steps done; status. Settings are checked by their types, such as `Positive`.
 
     Args:
         potential: U.
@@ -96,23 +104,28 @@ class Sampler(ABC):
     packs: ClassVar[bool] = False  # whether `step` accepts weights that are packed into one vector
     batch_size: ClassVar[int | None] = None  # a field of the samplers that use mini-batches
     exchange_every: ClassVar[int | None] = None  # a field of `samplers.tempered.ReplicaExchange`
+    own_arguments: ClassVar[dict[str, str]] = _arguments(__doc__ or "")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Register the class as a pytree, and complete its docstring with the arguments of its bases."""
+        """Register the class as a pytree, and put the arguments of its bases before its own in the docstring."""
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
-        _inherit_arguments(cls)
+        head, _, tail = (cls.__doc__ or "").rstrip().partition("    Args:\n")
+        cls.own_arguments, arguments = _arguments(cls.__doc__ or ""), dict[str, str]()
+        for base in reversed(cls.__mro__):
+            arguments |= vars(base).get("own_arguments", {})
+        example = tail.partition("\n\n")[2]
+        cls.__doc__ = "\n".join([head.rstrip(), "", "    Args:", *arguments.values(), "", example, ""])
 
     def __post_init__(self) -> None:
-        """Validate potential, data and settings; a density without data gets one empty example."""
         if not isinstance(self.potential, Potential):
             remedy = "pass pl.classification(apply), pl.Potential(loss) or pl.log_density(f)"
             raise ValueError(f"potential = {self.potential!r} is not a Potential; {remedy}")
         if self.potential.needs_data != isinstance(self.dataset, Dataset):
-            why = " is not a Dataset; pass pl.Dataset(inputs, targets)"
-            why = why if self.potential.needs_data else ", but a log_density has no data; leave the data set out"
+            why = ", but a log_density has no data; leave the data set out"
+            why = " is not a Dataset; pass pl.Dataset(inputs, targets)" if self.potential.needs_data else why
             raise ValueError(f"dataset = {self.dataset!r}{why}")
-        if not self.potential.needs_data:
+        if not self.potential.needs_data:  # one empty example
             if "batch_size" in _fields(self):
                 remedy = "use hybrid_monte_carlo or full_batch_langevin"
                 raise ValueError(f"a log_density has no data, so {self.name} has no mini-batches; {remedy}")
@@ -131,20 +144,16 @@ class Sampler(ABC):
         scale = temperature if self.uses_temperature else 1 / self.dataset.num_examples
         if (potential := self.potential.at(scale)) is self.potential:
             return self
-        bound = object.__new__(type(self))
-        bound.__dict__.update(self.__dict__ | {"potential": potential, "unbound": self})
-        return bound
+        return made(type(self), vars(self), potential=potential, unbound=self)
 
     def __repr__(self) -> str:
-        """Return the call that makes the sampler."""
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"{self.name}({settings})"
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
 
     @property
     def settings(self) -> dict[str, Any]:
         """All settings as plain values, without potential and data; masses and data sets are "given"."""
-        own = {name: value for name, value in _fields(self).items() if name not in ("potential", "dataset")}
-        return {name: value if _is_plain(value) else "given" for name, value in own.items()}
+        given = {name: value if _is_plain(value) else "given" for name, value in _fields(self).items()}
+        return {name: value for name, value in given.items() if name not in ("potential", "dataset")}
 
     @property
     def block(self) -> int:
@@ -158,6 +167,12 @@ class Sampler(ABC):
 
     def check(self, weights: Weights) -> None:  # noqa: B027 (most samplers have nothing to check)
         """Raise if the sampler was not made for weights of this structure, before anything is compiled."""
+
+    def beginning(self, key: Key, weights: Weights, temperature: Array | float) -> dict[str, Any]:
+        """Return the fields that all states have, at step 0."""
+        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        count = {name: jnp.zeros((), jnp.int32) for name in ("step", "status")}
+        return {"weights": weights, "temperature": temperature, "key": key, **count}
 
     @abstractmethod
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> Any:
@@ -252,8 +267,8 @@ class Sampler(ABC):
             stepped = self.step(moved, self.draw(moved) if batches is None else dataset.decode(fetched))
             return trees.select(running, stepped, moved) if very_large else stepped
 
-        def many(_: Array, moved: Any) -> Any:
-            return lax.scan(lambda s, _: (one(jnp.zeros((), jnp.int32), s), None), moved, length=block)[0]
+        def many(index: Array, moved: Any) -> Any:
+            return lax.fori_loop(0, block, lambda _, s: one(index, s), moved)
 
         start = self.pack(state)
         folded = start._replace(key=trees.stream_keys(state.key))
@@ -314,23 +329,15 @@ def _flatten(sampler: Sampler) -> tuple[list[Any], tuple[Any, ...]]:
 
 def _unflatten(cls: type[Sampler], static: tuple[Any, ...], data: Iterable[Any]) -> Sampler:
     """Rebuild without checks: inside a compiled function the leaves are tracers."""
-    sampler, (settings, names) = object.__new__(cls), static
-    sampler.__dict__.update(settings, **dict(zip(names, data, strict=True)))
+    settings, names = static
+    return made(cls, dict(settings), **dict(zip(names, data, strict=True)))
+
+
+def made(cls: type[Any], settings: dict[str, Any], **more: Any) -> Any:
+    """Return a sampler with these fields, which are not checked."""
+    sampler = object.__new__(cls)
+    vars(sampler).update(settings, **more)
     return sampler
-
-
-def _inherit_arguments(cls: type[Sampler]) -> None:
-    """Complete the docstring of a class with the arguments that only those of its bases describe."""
-    if not cls.__doc__:
-        return
-    docs = [vars(b).get("_own_doc") or b.__doc__ or "" for b in cls.__mro__[:0:-1] if issubclass(b, Sampler)]
-    arguments = [doc.split("Args:\n", 1)[1].split("\n\n", 1)[0].rstrip() + "\n" for doc in docs if "Args:\n" in doc]
-    head, _, own = cls.__doc__.partition("    Args:\n")
-    described = re.findall(r"^        (\w+):", own, re.MULTILINE)
-    entries = re.split(r"^(?=        \w)", "".join(arguments), flags=re.MULTILINE)
-    inherited = "".join(entry for entry in entries if entry.split(":")[0].strip() not in described)
-    cls._own_doc = cls.__doc__  # type: ignore[attr-defined]
-    cls.__doc__ = f"{head.rstrip()}\n\n    Args:\n{inherited}{own}"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -342,14 +349,8 @@ class ExactGradient(Sampler):
         chunk_size: examples held at once; bounds memory, not the result.
     """
 
-    masses: float | Weights = 1.0
+    masses: Masses = 1.0
     chunk_size: Count | None = None
 
-    def __post_init__(self) -> None:
-        """Validate the settings."""
-        super().__post_init__()
-        masses.check_given(self.masses)
-
     def check(self, weights: Weights) -> None:
-        """Raise if the given masses do not fit the weights."""
         masses.given(weights, self.masses)

@@ -20,7 +20,7 @@ from .. import _trees as trees
 from .. import integrator, masses
 from .._trees import Array, Batch, Key, Stream, Weights
 from ..gradients import Sum, difference, exact_energy, sum_of_squares
-from .base import Count, ExactGradient, Natural, Positive, Status
+from .base import Count, ExactGradient, Natural, Positive
 
 Acceptance: TypeAlias = Annotated[
     float, partial(trees.check_interval, low=0, high=1, remedy="0.65 to 0.8 is usual", open_ends=True)
@@ -54,12 +54,12 @@ def trajectory(
     num_steps: int,
 ) -> tuple[Weights, Weights]:
     """Return (w, p) at time L·δt after `num_steps` steps of velocity Verlet from (w, p) at time 0."""
-    no_temperature = jnp.zeros(())  # no noise enters
+    newton = integrator.Thermostat(mass, jnp.zeros(()), 1.0, time_step)  # no noise enters
 
     def step(carry: tuple[Weights, Weights], _: None) -> tuple[tuple[Weights, Weights], None]:
-        return integrator.step(*carry, gradient_at, None, mass, None, no_temperature, 1.0, time_step), None
+        return integrator.step(*carry, gradient_at, None, newton), None
 
-    half = integrator.half_step(momentum, gradient_at(weights), None, mass, None, no_temperature, 1.0, time_step)
+    half = integrator.half_step(momentum, gradient_at(weights), None, newton)
     (weights, half), _ = lax.scan(step, (weights, half), length=num_steps)
     return weights, integrator.full_step(half, gradient_at(weights), time_step)
 
@@ -90,21 +90,16 @@ class HybridMonteCarlo(ExactGradient):
     name: ClassVar[str] = "hybrid_monte_carlo"
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
-        """Compute the energy of the start."""
-        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        common = self.beginning(key, weights, temperature)
         return HybridState(
-            weights=weights,
-            temperature=temperature,
-            key=key,
-            step=jnp.zeros((), jnp.int32),
-            status=jnp.asarray(Status.RUNNING, jnp.int32),
             masses=masses.given(weights, self.masses),
             energy=exact_energy(self.potential, weights, self.dataset, self.chunk_size),
-            time_step=jnp.full_like(temperature, self.time_step),
-            mean_log_time_step=jnp.zeros_like(temperature),
-            energy_error=jnp.zeros_like(temperature),
+            time_step=jnp.full_like(common["temperature"], self.time_step),
+            mean_log_time_step=jnp.zeros_like(common["temperature"]),
+            energy_error=jnp.zeros_like(common["temperature"]),
             num_accepted=jnp.zeros((), jnp.int32),
-            kinetic_temperature=temperature,
+            kinetic_temperature=common["temperature"],
+            **common,
         )
 
     def step(self, state: HybridState, batch: Batch | None) -> HybridState:
@@ -148,7 +143,6 @@ class HybridMonteCarlo(ExactGradient):
         return state._replace(weights=other.weights, energy=energy)
 
     def measure(self, state: HybridState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return acceptance, energy error, time step and kinetic temperature."""
         num_moves = jnp.where(state.step <= self.warmup_moves, state.step, state.step - self.warmup_moves)
         overflow = state.energy_error == jnp.finfo(state.energy_error.dtype).max
         return {
@@ -193,6 +187,5 @@ class MinibatchHybridMonteCarlo(HybridMonteCarlo):
     name: ClassVar[str] = "minibatch_hybrid_monte_carlo"
 
     def __post_init__(self) -> None:
-        """Fill in the batch size and validate the settings."""
         super().__post_init__()
         self.complete_batch_size(0.01, 1, "hybrid_monte_carlo")

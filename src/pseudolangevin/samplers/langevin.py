@@ -21,16 +21,8 @@ from .._trees import Array, Batch, Key, Stream, Weights
 from .base import RATIO_QUANTILES, Count, ExactGradient, Positive, Sampler, Several, Share, Status
 
 PAPER_RETENTION = math.sqrt(0.99)  # c1 with √(1 − c1²) = 0.1, the paper's friction
-Retention: TypeAlias = Annotated[
-    float,
-    partial(
-        trees.check_interval,
-        low=0,
-        high=1,
-        remedy=f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}",
-        open_ends=True,
-    ),
-]
+_REMEDY = f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}"
+Retention: TypeAlias = Annotated[float, partial(trees.check_interval, low=0, high=1, remedy=_REMEDY, open_ends=True)]
 Frequency: TypeAlias = Annotated[float, partial(trees.check_interval, low=1e-6, high=1, remedy="0.1 is stable enough")]
 
 
@@ -47,7 +39,6 @@ class LangevinState(NamedTuple):
     gradient_variance: Weights  # current 𝒱, which the injected noise is reduced by; the mean of each group of masses
     last_refresh: Array  # step of the last measurement of 𝒱
     next_refresh: Array  # step of the next measurement of 𝒱
-    refresh_multiple: Array  # current refresh interval in units of the base interval
     peak_ratio: Array  # largest 𝒯_i found by the last refresh, before masses were raised
     raised_share: Array  # share of the masses that the last refresh raised
     num_refreshes: Array
@@ -70,6 +61,7 @@ class Langevin(Sampler):
     time_step: Positive
     momentum_retention: Retention = PAPER_RETENTION
     packs: ClassVar[bool] = True
+    masses_per: ClassVar[masses.Granularity] = "weight"
 
     @property
     def dynamics(self) -> dict[str, float]:
@@ -82,43 +74,40 @@ class Langevin(Sampler):
         return 0.5 * (1 + self.momentum_retention**2) * self.time_step
 
     @abstractmethod
-    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights]:
-        """Return 𝒱 and the masses of a chain at its start."""
+    def initial_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
+        """Return the masses of a chain at its start, given 𝒱."""
+
+    def measure_variance(self, key: Key, weights: Weights) -> Weights:
+        """Return 𝒱 at these weights, or zero if it is not needed."""
+        return trees.zeros_like(weights)
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
-        """Measure 𝒱, set the masses, draw the momenta."""
-        temperature = jnp.asarray(temperature, jax.tree.leaves(weights)[0].dtype)
+        common = self.beginning(key, weights, temperature)
         variance_key, momentum_key = jax.random.split(trees.key_for(key, Stream.INIT, 0))
-        current, mass = self.initial_noise(variance_key, weights, temperature)
-        integers = ("step", "status", "last_refresh", "next_refresh", "num_refreshes", "num_resets", "warmup_end")
+        measured = self.measure_variance(variance_key, weights)
+        current = masses.by_group(jnp.mean, measured, self.masses_per)
+        counts = ("last_refresh", "next_refresh", "num_refreshes", "num_resets", "warmup_end")
         state = LangevinState(
-            weights=weights,
-            temperature=temperature,
-            key=key,
             half_step_momentum=weights,
-            masses=mass,
+            masses=self.initial_masses(measured, weights, common["temperature"]),
             gradient_variance=current,
-            refresh_multiple=jnp.ones((), jnp.int32),
-            peak_ratio=temperature,
+            peak_ratio=common["temperature"],
             raised_share=jnp.zeros(()),
             friction_gain=jnp.ones(()),
             friction_load=jnp.zeros(()),
-            **{name: jnp.zeros((), jnp.int32) for name in integers},
+            **common,
+            **{name: jnp.zeros((), jnp.int32) for name in counts},
         )
         momentum, ratios = self.draw_momentum(momentum_key, state), self.temperature_ratios(state, current)
         return state._replace(half_step_momentum=momentum, peak_ratio=trees.largest(ratios))
 
     def step(self, state: LangevinState, batch: Batch | None) -> LangevinState:
-        """Return the state after one step of eq:PseudoLangevinIntegrator."""
         weights, momentum = integrator.step(
             state.weights,
             state.half_step_momentum,
             lambda w: trees.pack_like(w, self.force(state, trees.unpack(w), batch)),
             trees.normal_like(trees.stream_key(state.key, Stream.NOISE), state.weights, state.step),
-            state.masses,
-            self.subtracted(state),
-            state.temperature,
-            **self.dynamics,
+            self.thermostat(state),
         )
         return state._replace(weights=weights, half_step_momentum=momentum, step=state.step + 1)
 
@@ -126,9 +115,10 @@ class Langevin(Sampler):
         """Return the force of the step: the gradient at the weights, to which a sampler may add a friction."""
         return self.gradient(weights, batch)
 
-    def subtracted(self, state: LangevinState) -> Weights | None:
-        """Return the variance that the injected noise is reduced by; None if it is complete."""
-        return state.gradient_variance
+    def thermostat(self, state: LangevinState) -> integrator.Thermostat:
+        """Return the parameters of the step: the injected noise is reduced by 𝒱."""
+        numbers = self.momentum_retention, self.time_step
+        return integrator.Thermostat(state.masses, state.temperature, *numbers, state.gradient_variance)
 
     def draw_momentum(self, key: Key, state: LangevinState) -> Weights:
         """Return Maxwell–Boltzmann momenta, taken half a step forward."""
@@ -136,8 +126,7 @@ class Langevin(Sampler):
         noise, xi = (trees.normal_like(k, state.weights) for k in (momentum_key, noise_key))
         momentum = integrator.maxwell_boltzmann(noise, state.masses, state.temperature)
         batch = None if self.batch_size is None else self.dataset.draw(gradient_key, self.batch_size)
-        gradient, current = self.gradient(state.weights, batch), self.subtracted(state)
-        return integrator.half_step(momentum, gradient, xi, state.masses, current, state.temperature, **self.dynamics)
+        return integrator.half_step(momentum, self.gradient(state.weights, batch), xi, self.thermostat(state))
 
     def position(self, state: LangevinState) -> Weights:
         """Return w + (δt/2)·h/M, the weights in the middle of the next drift.
@@ -182,10 +171,8 @@ class FullBatchLangevin(ExactGradient, Langevin):
 
     name: ClassVar[str] = "full_batch_langevin"
 
-    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights]:
-        """Return no variance and the given masses."""
-        mass = masses.given(weights, self.masses)
-        return masses.uniform(weights, 0.0), jax.tree.map(lambda w, m: jnp.broadcast_to(m, w.shape), weights, mass)
+    def initial_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
+        return jax.tree.map(lambda w, m: jnp.broadcast_to(m, w.shape), weights, masses.given(weights, self.masses))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -221,27 +208,22 @@ class MinibatchLangevin(Langevin):
     precision: str | None = None
     warmup_refreshes: ClassVar[int] = 0
     default_share: ClassVar[float] = 0.01  # of the data set, for the batch size
-    masses_per: ClassVar[masses.Granularity] = "weight"
     steps_per_block: ClassVar[int] = 50
 
     def __post_init__(self) -> None:
-        """Fill in the batch size and validate the settings."""
         super().__post_init__()
         self.complete_batch_size(self.default_share, 2, "full_batch_langevin")
         trees.check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
         trees.check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
-        """Measure 𝒱, set the masses, draw the momenta, and set the time of the first refresh."""
         first = max(1, self.refresh_every >> self.warmup_refreshes)
         return super().init(key, weights, temperature)._replace(next_refresh=jnp.asarray(first, jnp.int32))
 
     def next_refresh(self, state: LangevinState) -> Array:
-        """Return the step of the next measurement of 𝒱."""
         return state.next_refresh
 
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
-        """Return 𝒱 at these weights."""
         batch_size = self.batch_size or 0
         if self.variance_from == "minibatches":
             return masses.variance_from_minibatches(
@@ -260,26 +242,20 @@ class MinibatchLangevin(Langevin):
     def remeasure(self, state: LangevinState, measured: Weights) -> LangevinState:
         """Make a new measurement the current 𝒱 and set the time of the next: later as long as measurements agree.
 
-        Agreement is judged on the mean 𝒱 of each tensor, as single components have a large statistical error.
+        During the warm-up intervals double from one measurement to the next.
         """
         current = masses.by_group(jnp.mean, measured, self.masses_per)
-        old, new = masses.tensor_means(state.gradient_variance), masses.tensor_means(current)
-        longer = jnp.minimum(state.refresh_multiple + 1, max(1, self.max_refresh_interval // self.refresh_every))
         num_refreshes = state.num_refreshes + 1
-        agree = masses.variances_agree(old, new, self.refresh_tolerance) & (num_refreshes > self.warmup_refreshes)
-        multiple = jnp.where(agree, longer, 1)
+        agree = masses.means_agree(state.gradient_variance, current, self.refresh_tolerance)
+        longest = max(1, self.max_refresh_interval // self.refresh_every)
+        longer = jnp.minimum((state.next_refresh - state.last_refresh) // self.refresh_every + 1, longest)
+        multiple = jnp.where(agree & (num_refreshes > self.warmup_refreshes), longer, 1)
         halvings = jnp.maximum(self.warmup_refreshes - num_refreshes, 0)
         interval = jnp.maximum(jnp.right_shift(self.refresh_every, halvings), 1) * multiple
-        return state._replace(
-            gradient_variance=current,
-            refresh_multiple=multiple,
-            last_refresh=state.step,
-            next_refresh=state.step + interval,
-            num_refreshes=num_refreshes,
-        )
+        timing = {"last_refresh": state.step, "next_refresh": state.step + interval, "num_refreshes": num_refreshes}
+        return state._replace(gradient_variance=current, **timing)
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
-        """Return the kinetic temperature, temperature ratios and the gradient variance."""
         found = super().measure(state, exact_gradient)
         if not self.refreshes:
             return found
@@ -312,18 +288,17 @@ class NaivePseudoLangevin(MinibatchLangevin):
     subtract_variance: bool = True
     name: ClassVar[str] = "naive_pseudo_langevin"
 
-    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights]:
-        """Return 𝒱, if it is subtracted, and one mass for all weights."""
-        current = self.measure_variance(key, weights) if self.subtract_variance else masses.uniform(weights, 0.0)
-        return current, masses.uniform(weights, self.mass)
+    def initial_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
+        return jax.tree.map(lambda w: jnp.full_like(w, self.mass), weights)
+
+    def measure_variance(self, key: Key, weights: Weights) -> Weights:
+        return super().measure_variance(key, weights) if self.subtract_variance else trees.zeros_like(weights)
 
     @property
     def refreshes(self) -> bool:
-        """Whether 𝒱 is measured."""
         return self.subtract_variance
 
     def refresh(self, state: LangevinState) -> LangevinState:
-        """Measure 𝒱 again."""
         key = jax.random.split(trees.key_for(state.key, Stream.REFRESH, state.step), 3)[0]
         state = self.remeasure(state, self.measure_variance(key, state.weights))
         return state._replace(peak_ratio=trees.largest(self.temperature_ratios(state, state.gradient_variance)))
@@ -358,9 +333,9 @@ class NoiseMassLangevin(MinibatchLangevin):
     mass_floor: Share = 0.01
     max_regularizer_frequency: Frequency = 0.1
     masses_per: masses.Granularity = "weight"  # type: ignore[misc]
+    default_limit: ClassVar[float] = 1.0  # of `max_temperature_ratio`, in units of `temperature_ratio`
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         if self.ratio_limit < self.temperature_ratio:
             why = f"is below temperature_ratio = {self.temperature_ratio:g}: every mass would be raised at once"
@@ -375,16 +350,9 @@ class NoiseMassLangevin(MinibatchLangevin):
     @property
     def ratio_limit(self) -> float:
         """𝒯max, the ratio above which a mass is raised."""
-        return self.temperature_ratio if self.max_temperature_ratio is None else self.max_temperature_ratio
-
-    def initial_noise(self, key: Key, weights: Weights, temperature: Array) -> tuple[Weights, Weights]:
-        """Return 𝒱 and the masses set from it."""
-        measured = self.measure_variance(key, weights)
-        current = masses.by_group(jnp.mean, measured, self.masses_per)
-        return current, self.nominal_masses(measured, weights, temperature)
+        return self.max_temperature_ratio or self.default_limit * self.temperature_ratio
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
-        """Measure 𝒱, set the masses, draw the momenta; a chain without any noise does not run."""
         state = super().init(key, weights, temperature)
         silent = trees.largest(state.gradient_variance) == 0
         return state._replace(status=jnp.where(silent, Status.NO_NOISE, Status.RUNNING).astype(jnp.int32))
@@ -402,6 +370,9 @@ class NoiseMassLangevin(MinibatchLangevin):
         nominal = masses.from_noise(self._guarded(measured), temperature, self.temperature_ratio, **self.dynamics)
         return self._stable(nominal, weights)
 
+    def initial_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
+        return self.nominal_masses(measured, weights, temperature)
+
     def raise_masses(self, state: LangevinState, measured: Weights) -> tuple[LangevinState, Weights]:
         """Raise the masses whose 𝒯_i exceeds 𝒯max; return also 𝒯_i/𝒯max before that."""
         ratios = self.temperature_ratios(state, self._guarded(measured))
@@ -416,7 +387,8 @@ class NoiseMassLangevin(MinibatchLangevin):
     def at_temperature(self, state: LangevinState, temperature: Array) -> LangevinState:
         """Return the state at another temperature, with the same temperature ratios: M·T is constant."""
         mass = self._stable(jax.tree.map(lambda m: m * (state.temperature / temperature), state.masses), state.weights)
-        changed = state._replace(temperature=temperature, masses=mass, refresh_multiple=jnp.zeros((), jnp.int32))
+        # A refresh is due, and intervals start again from the shortest.
+        changed = state._replace(temperature=temperature, masses=mass, next_refresh=state.last_refresh)
         return self.continue_from(changed, state)
 
 
@@ -451,7 +423,6 @@ class PseudoLangevin(NoiseMassLangevin):
     name: ClassVar[str] = "pseudo_langevin"
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         limit = 1 / (1 + self.momentum_retention**2)
         for name, ratio in (("temperature_ratio", self.temperature_ratio), ("max_temperature_ratio", self.ratio_limit)):

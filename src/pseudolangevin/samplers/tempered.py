@@ -11,7 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,10 @@ import jax.numpy as jnp
 from .. import _trees as trees
 from .._trees import Array, Key, Stream, Weights
 from ..gradients import Sum, difference, exact_energy
-from .base import Sampler, Status
+from .base import Sampler, Status, made
 
 Kind = TypeVar("Kind", bound=Sampler)
-if TYPE_CHECKING:
-    Base = Sampler
-else:
-    Base = object  # the Sampler is the class that is extended
+Base: Any = object  # of classes that extend a sampler, which stands behind them
 
 
 @jax.tree_util.register_static
@@ -51,11 +48,9 @@ class Annealed(Base):
 
     @property
     def refreshes(self) -> bool:
-        """Whether the sampler has maintenance to do between steps: always."""
         return True
 
     def next_refresh(self, state: Any) -> Array:
-        """Return the step of the next change of the temperature, or of the sampler's own maintenance."""
         every = self.schedule.every
         change = jnp.where(self._changes(state), state.step, state.step - state.step % every + every)
         return jnp.minimum(change, super().next_refresh(state)) if super().refreshes else change
@@ -63,12 +58,11 @@ class Annealed(Base):
     def refresh(self, state: Any) -> Any:
         """Set the temperature, then do the sampler's own maintenance: masses are set from the noise."""
         target = self.schedule.at(state.step).astype(state.temperature.dtype)
-        there = getattr(self, "unbound", self).at(target)  # U may depend on the temperature
+        there = vars(self).get("unbound", self).at(target)  # U may depend on the temperature
         state = trees.select(self._changes(state), there.at_temperature(state, target), state)
         return super(Annealed, there).refresh(state) if super().refreshes else state
 
     def measure(self, state: Any, exact_gradient: Weights) -> dict[str, Array]:
-        """Return also the current temperature."""
         return super().measure(state, exact_gradient) | {"current_temperature": state.temperature}
 
 
@@ -106,11 +100,10 @@ class Visits(NamedTuple):
 class ReplicaExchange(Base):
     """A sampler whose chains swap their weights with those of neighbouring temperatures; see `replica_exchange`."""
 
-    exchange_every: int  # type: ignore[misc]
+    exchange_every: int
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> Any:
-        """Return the state of a chain at step 0, with a record of its travels."""
-        state = super().init(key, weights, temperature)  # type: ignore[safe-super]
+        state = super().init(key, weights, temperature)
         visits = Visits(state.temperature, *[jnp.zeros((), jnp.int32)] * 4)
         kind: Any = type(state)
         return _with_visits(kind)(*state, visits)
@@ -155,7 +148,6 @@ class ReplicaExchange(Base):
         return moved._replace(visits=visits)
 
     def measure(self, state: Any, exact_gradient: Weights) -> dict[str, Array]:
-        """Return also the share of accepted swaps, the start of the replica and its round trips."""
         visits = state.visits
         return super().measure(state, exact_gradient) | {
             "swap_acceptance": visits.num_accepted / visits.num_proposed.astype(state.temperature.dtype),
@@ -186,9 +178,7 @@ def _extended(sampler: Kind, mixin: type, **settings: Any) -> Kind:
     if not isinstance(sampler, Sampler) or not sampler.uses_temperature:
         named = getattr(sampler, "name", repr(sampler))
         raise ValueError(f"sampler = {named} has no temperature; use a sampler such as pl.balanced_langevin")
-    extended = object.__new__(_extended_class(type(sampler), mixin))
-    extended.__dict__.update(sampler.__dict__ | settings)  # they have been checked
-    return extended
+    return made(_extended_class(type(sampler), mixin), vars(sampler), **settings)
 
 
 @cache  # the same class for the same sampler, so that nothing is compiled twice
