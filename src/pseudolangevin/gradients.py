@@ -290,7 +290,7 @@ def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         if all(equation.primitive is not primitives.conv_general_dilated_p for equation in _equations(closed.jaxpr)):
             return function(*arguments)
-        outputs = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), mapped, {})
+        outputs = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), mapped)
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return rearranged
@@ -309,11 +309,7 @@ def _inner(equation: Any) -> Any:
     return equation.params["jaxpr"] if equation.primitive.name in ("jit", "pjit") else None
 
 
-def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any], mapped: bool, known: dict[Any, Any]) -> list[Any]:
-    """Evaluate a program, each equation once: XLA does not merge equal convolutions of chains, which are loops.
-
-    `known` maps equations that were evaluated to their results; it also keeps the operands, so that ids stay unique.
-    """
+def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any], mapped: bool) -> list[Any]:
     values = dict(zip(jaxpr.constvars, constants, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
@@ -322,13 +318,9 @@ def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any], mapped: bool, kn
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
         if (inner := _inner(equation)) is not None:
-            results = _evaluate(inner.jaxpr, inner.consts, operands, mapped, known)
+            results = _evaluate(inner.jaxpr, inner.consts, operands, mapped)
         else:
-            names = [repr((a.val, a.aval)) if isinstance(a, Literal) else id(values[a]) for a in equation.invars]
-            same = (equation.primitive, repr(equation.params), *names)
-            if same not in known:
-                known[same] = _apply(equation, operands, mapped), operands
-            results = known[same][0]
+            results = _apply(equation, operands, mapped)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
