@@ -7,9 +7,6 @@ change of the chains is intended and listed in the changelog.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +77,7 @@ def run(name: str) -> dict[str, Any]:
     sampler, num_steps = samplers()[name]
     shapes = pl.models.feedforward((6, 5, 4, 3)).init(jax.random.key(1))
     random = np.random.default_rng(1)  # the same bits on every machine: the noise depends on the bits of the start
-    weights = jax.tree.map(lambda w: jnp.asarray(random.uniform(-0.5, 0.5, w.shape), jnp.float32), shapes)
-    if jax.config.read("jax_enable_x64"):
-        weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), weights)
+    weights = jax.tree.map(lambda w: jnp.asarray(random.uniform(-0.5, 0.5, w.shape).astype(np.float32), float), shapes)
     temperatures = None if name == "adam" else [1e-4, 1e-3]
     result = pl.sample(
         sampler, weights, temperatures=temperatures, num_chains=2, num_steps=num_steps, record_every=20, key=3
@@ -96,16 +91,15 @@ def run(name: str) -> dict[str, Any]:
     return {"trace": trace, "weights": flat.tolist()}
 
 
-def run_in_double_precision() -> dict[str, Any]:
-    """Return all chains in float64, computed by another process."""
-    code = "import json; from tests.same_chains import *; print(json.dumps({name: run(name) for name in samplers()}))"
-    environment = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def run_in_double_precision(name: str) -> dict[str, Any]:
+    """Return the same in float64, from the same start."""
+    with jax.enable_x64(True):
+        return run(name)
 
 
 def record() -> None:
     """Write the fixture."""
-    recorded = {"float32": {name: run(name) for name in samplers()}, "float64": run_in_double_precision()}
+    runs = {"float32": run, "float64": run_in_double_precision}
+    recorded = {precision: {name: one(name) for name in samplers()} for precision, one in runs.items()}
     rounded = json.loads(json.dumps(recorded), parse_float=lambda text: float(f"{float(text):.9g}"))
     FIXTURE.write_text(json.dumps(rounded))

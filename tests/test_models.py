@@ -186,9 +186,9 @@ def test_cases_in_which_the_gradient_with_features_first_is_used(monkeypatch) ->
     assert not used(pl.regression(network.apply), (train.inputs, jnp.zeros((70, 5))))
 
 
-@pytest.mark.parametrize("activation", ["relu", "identity"])
-def test_the_forward_pass_is_that_of_numpy(activation):
-    network = pl.models.feedforward((6, 5, 4, 3), output_activation=activation)
+@pytest.mark.parametrize(("hidden", "activation"), [("relu", "relu"), ("relu", "identity"), ("tanh", "identity")])
+def test_the_forward_pass_is_that_of_numpy(hidden, activation):
+    network = pl.models.feedforward((6, 5, 4, 3), hidden_activation=hidden, output_activation=activation)
     weights = network.init(jax.random.key(0))
     inputs = np.random.default_rng(0).choice([-1, 1], size=(20, 6)).astype(np.int8)
     z = inputs.astype(np.float64)
@@ -196,7 +196,7 @@ def test_the_forward_pass_is_that_of_numpy(activation):
         layer = {name: np.asarray(value, np.float64) for name, value in weights[f"layer{index}"].items()}
         z = z @ layer["kernel"] + layer["bias"]
         if index < 3 or activation == "relu":
-            z = np.maximum(z, 0)
+            z = np.tanh(z) if hidden == "tanh" else np.maximum(z, 0)
     np.testing.assert_allclose(network.apply(weights, jnp.asarray(inputs)), z, rtol=1e-5, atol=1e-6)
     assert (z < 0).any() == (activation == "identity")
 

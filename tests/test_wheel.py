@@ -34,12 +34,6 @@ def wheel(tmp_path_factory):
     return folder / "unpacked"
 
 
-def run(wheel: Path, code: str, *arguments: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=wheel, env=environment, check=True, capture_output=True, text=True).stdout
-
-
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     information = f"pseudolangevin-{pl.__version__}.dist-info/"
     built = {str(path.relative_to(wheel)) for path in wheel.rglob("*") if path.is_file()}
@@ -69,11 +63,22 @@ def test_the_citation_has_the_version_of_the_package():
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [pl.__version__]
 
 
+RUN = """
+from importlib.metadata import distribution
+for name in pl.__all__:
+    getattr(pl, name)
+print(pl.__file__, flush=True)
+distribution("pseudolangevin").entry_points["pseudolangevin"].load()()
+"""
+
+
 @pytest.mark.slow
 def test_the_unpacked_wheel_runs(wheel):
     program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     imports = "\n".join(line for line in program.splitlines() if line.startswith("import "))
-    place = run(wheel, f"{imports}\nfor name in pl.__all__: getattr(pl, name)\nprint(pl.__file__)")
-    assert Path(place.strip()).is_relative_to(wheel)
-    start = "from importlib.metadata import distribution as d; d('pseudolangevin').entry_points['pseudolangevin']"
-    assert run(wheel, f"{start}.load()()", "--version").strip() == pl.__version__
+    environment = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", imports + RUN, "--version"]
+    done = subprocess.run(command, cwd=wheel, env=environment, check=True, capture_output=True, text=True)
+    place, version = done.stdout.split()
+    assert Path(place).is_relative_to(wheel)
+    assert version == pl.__version__

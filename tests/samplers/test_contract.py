@@ -143,12 +143,17 @@ def test_a_chain_alone_equals_the_chain_alongside_others(result, small_task):
     assert float(alone.trace.loss[0, 0, -1]) == pytest.approx(float(result.trace.loss[-1, 0, -1]), rel=1e-5)
 
 
-def test_advance_equals_the_chains_of_sample(result, small_task):
-    """The methods of one chain, compiled and mapped over chains by the caller, with their refreshes."""
+@pytest.fixture(scope="module")
+def advance():
+    """Return the method of one chain, compiled and mapped over chains by the caller."""
+    return jax.jit(jax.vmap(lambda s, state, n: s.advance(state, n), in_axes=(None, 0, None)))
+
+
+def test_advance_equals_the_chains_of_sample(result, small_task, advance):
+    """With their refreshes."""
     sampler = result.sampler
     run = pl.Run(sampler, temperatures=temperatures_of(sampler), num_chains=2)
     states = run.start(small_task.weights, 7)
-    advance = jax.jit(jax.vmap(lambda s, state, n: s.advance(state, n), in_axes=(None, 0, None)))
     states = advance(sampler, advance(sampler, states, 27), NUM_STEPS - 27)
     moved = np.abs(flat(result.states.weights, 1) - np.asarray(trees.ravel(small_task.weights))).max()
     assert np.abs(flat(states.weights, 1) - flat(result.states.weights, 1)).max() < 1e-3 * moved
@@ -174,20 +179,17 @@ def test_a_segment_is_a_number_of_steps_and_blocks_do_not_change_it(result):
     assert (sampler.draw(state) is None) == (sampler.batch_size is None)
 
 
-def test_a_chain_that_is_not_finite_is_put_back_and_one_that_stopped_does_not_move(result):
-    advance = jax.jit(lambda s, state: s.advance(state, 3))
-    state = jax.tree.map(lambda leaf: leaf[0], result.states)
-    broken = state._replace(temperature=state.temperature * jnp.nan)
-    if not result.sampler.uses_temperature:
-        broken = state._replace(weights=jax.tree.map(lambda w: w * jnp.nan, state.weights))
-    after = advance(result.sampler, broken)
-    assert int(after.status) == pl.Status.NON_FINITE
-    assert int(after.step) == NUM_STEPS
-    np.testing.assert_array_equal(flat(after.weights), flat(broken.weights))
-    stopped = state._replace(status=jnp.asarray(pl.Status.NO_NOISE, jnp.int32))
-    after = advance(result.sampler, stopped)
-    assert int(after.status) == pl.Status.NO_NOISE
-    np.testing.assert_array_equal(flat(after.weights), flat(state.weights))
+def test_a_chain_that_is_not_finite_is_put_back_and_one_that_stopped_does_not_move(result, advance):
+    before = result.states._replace(status=result.states.status.at[1].set(pl.Status.NO_NOISE))
+    if result.sampler.uses_temperature:
+        before = before._replace(temperature=before.temperature.at[0].set(jnp.nan))
+    else:
+        before = before._replace(weights=jax.tree.map(lambda w: w.at[0].set(jnp.nan), before.weights))
+    after = advance(result.sampler, before, 3)
+    assert after.status[:2].tolist() == [pl.Status.NON_FINITE, pl.Status.NO_NOISE]
+    assert int(after.step[0]) == NUM_STEPS
+    for chain in (0, 1):
+        np.testing.assert_array_equal(flat(after.weights, chain), flat(before.weights, chain))
 
 
 def test_settings_are_the_fields_and_replace_changes_them(result):
