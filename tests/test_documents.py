@@ -50,9 +50,9 @@ def shortened(code: str, num_steps: int = 20) -> str:
     return code
 
 
-@pytest.fixture
-def names():
-    """Return what the pages take as given: data, a network, a sampler."""
+@pytest.fixture(scope="module")
+def given():
+    """Return what the pages take as given: data, a network, a sampler. Pages share its compiled programs."""
     train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=200, num_test=20, dimension=6, num_classes=3)
     network = pl.models.feedforward((6, 5, 4, 3), output_activation="identity")
     potential = pl.classification(network.apply, weight_decay=2.0)
@@ -71,6 +71,11 @@ def names():
         "labels": labels,
         "sampler": pl.balanced_langevin(potential, train, batch_size=40),
     }
+
+
+@pytest.fixture
+def names(given):
+    return dict(given)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import cli
-from pseudolangevin.runs import session
 from pseudolangevin.runs.store import read_trace
-from tests.runs.small_runs import SMALL_RUN, arrays_of, assert_same_run, small_settings
+from tests.runs.small_runs import SMALL_RUN, arrays_of, assert_same_run
 
 from .placed import STIFFNESS, WEIGHT_DECAY, T, make_chains, make_runs
 from .processes import finish, free_address, start
@@ -86,20 +85,11 @@ def placed_runs(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def plain_run(tmp_path_factory) -> Path:
-    """The same run on one device."""
-    path = tmp_path_factory.mktemp("plain") / "run"
-    session.start(small_settings(), path, progress=False)
-    return path
-
-
-def test_a_run_continues_on_other_devices(placed_runs, plain_run):
+def test_a_run_continues_on_other_devices(placed_runs, finished):
     for name in ("one", "two"):
-        left, right = placed_runs / name, plain_run
         for store in ("trace.records", "weights.records"):
-            theirs = arrays_of(right / store)
-            for variable, array in arrays_of(left / store).items():
+            theirs = arrays_of(finished / store)
+            for variable, array in arrays_of(placed_runs / name / store).items():
                 # Weak directions of the noise are not determined to rounding; seconds are of a clock.
                 if array.dtype.kind == "f" and variable != "seconds" and "direction" not in variable:
                     tolerance = 2e-5 * np.abs(array).max()
