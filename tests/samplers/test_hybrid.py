@@ -11,15 +11,6 @@ from pseudolangevin._trees import Stream, key_for, normal_like
 from pseudolangevin.samplers.hybrid import trajectory
 
 
-@pytest.fixture(scope="module")
-def linear_task(small_task):
-    """Softmax regression: one array of 80 weights, which compiles fast."""
-    return small_task._replace(
-        potential=pl.classification(lambda w, x: x.astype(w.dtype) @ w, weight_decay=5.0),
-        weights=0.1 * jax.random.normal(jax.random.key(1), (20, 4)),
-    )
-
-
 def smooth_problem():
     """A regression with a tanh network in float64: no kinks, so the order of the integrator can be measured."""
     x = jax.random.normal(jax.random.key(0), (30, 4), jnp.float64)
