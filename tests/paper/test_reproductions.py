@@ -215,7 +215,7 @@ def test_short_real_chains_of_thermodynamics(monkeypatch, tmp_path):
         **{"hidden_units": 3, "start_steps": 20, "coolings": {"balanced": (length,) * 2}},
         **{"adam": {"num_starts": 2, "epochs": 1, "seed": 0}, "from Adam": {"balanced": length}},
         **{"levels": (2e-4,), "temperatures": (2e-4,)},
-        "hybrid": chains(10, 1, 60, num_leapfrog_steps=2, time_step=0.1, warmup_moves=1),
+        "hybrid": chains(6, 1, 60, num_leapfrog_steps=2, time_step=0.1, warmup_moves=1),
     }
     monkeypatch.setattr(thermodynamics, "spin_task", small_task)
     monkeypatch.setitem(thermodynamics.SETTINGS, "smoke", settings)
