@@ -104,6 +104,7 @@ def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "run.toml").write_text(SMALL_RUN.replace("[potential]", 'module = "model.py:make"\n[potential]'))
     sample = ["sample", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--set", "num_steps=40"]
+    sample += ["--set", "sampler={name='full_batch_langevin', time_step=0.1}"]
     assert cli.run(sample) == 2
     assert "allow it with --allow-code" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
