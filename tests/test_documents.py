@@ -20,6 +20,7 @@ from flax import nnx
 import pseudolangevin as pl
 from pseudolangevin.cli import BAD_INPUT, app, run
 from pseudolangevin.runs import config, session
+from tests.runs.conftest import _share_programs, build_once  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -92,7 +93,9 @@ def folder(tmp_path_factory):
         "sampler": {"name": "pseudo_langevin", "batch_size": 20},
         "start": {"kind": "random"},
     }
-    assert not session.start(config.Settings.model_validate(settings), path / "runs/first").interrupted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "build", build_once)
+        assert not session.start(config.Settings.model_validate(settings), path / "runs/first").interrupted
     return path
 
 
