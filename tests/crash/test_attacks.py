@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from benchmarks.attack import ATTACKS
-
 ROOT = Path(__file__).parents[2]
+ATTACKS = import_module("benchmarks.attack").ATTACKS
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def make_chains() -> None:
 def make_runs() -> None:
     """Make two run folders in the first argument: one in one session, one in two sessions with different splits."""
     assert jax.device_count() == 4
-    session.build = build_once  # type: ignore[assignment]
+    session.build = build_once
     folder = Path(sys.argv[1])
     config = folder / "run.toml"
     config.write_text(SMALL_RUN + "[placement]\nchains = 4\n")
