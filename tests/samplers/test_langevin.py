@@ -194,7 +194,8 @@ def test_naive_pseudo_langevin_keeps_its_mass_and_reports_noise_that_is_clipped(
 
 def test_the_mass_of_a_group_is_that_of_its_noisiest_weight(small_task, started):
     """A chain with one mass for each row is in `tests/fixtures`."""
-    for granularity, shape in (("row", (1, 10)), ("tensor", (1, 1))):
+    groups: Any = {"row": (1, 10), "tensor": (1, 1)}
+    for granularity, shape in groups.items():
         sampler = make(small_task, masses_per=granularity, refresh_every=50, reset_probability=0.5)
         state = start(sampler, small_task.weights)
         largest = masses.by_group(jnp.max, started[1].masses, granularity)
