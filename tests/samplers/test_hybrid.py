@@ -88,7 +88,7 @@ def test_the_energy_error_is_precise_at_the_lowest_temperature_of_the_paper():
     trained = pl.sample(training, network.init(jax.random.key(0)), num_steps=1_000, record_every=1_000, key=0)
     weights = jax.tree.map(lambda leaf: leaf[0, 0], trained.weights)
 
-    sampler = pl.hybrid_monte_carlo(potential, train, num_leapfrog_steps=10, time_step=0.04)
+    sampler = pl.hybrid_monte_carlo(potential, train, num_leapfrog_steps=5, time_step=0.04)
     propose = jax.jit(lambda s, key, state: s.propose(jax.random.split(key)[0], state, None))
     move = jax.jit(lambda s, state: s.step(state, None))
     state = jax.jit(lambda s, w: s.init(jax.random.key(2), w, temperature))(sampler, weights)
