@@ -185,7 +185,7 @@ def test_the_committed_comparison_of_architectures_is_within_its_tolerance(file)
 
 
 def test_the_certificate_of_another_library(capsys):
-    found = certify_blackjax.main(["--draws", "300"])
+    found = certify_blackjax.main(["--draws", "200"])
     assert found["NUTS"].verdict != "failed"
     assert found["SGHMC"].verdict == "failed"
     assert not found["SGLD"].passed
