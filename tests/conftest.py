@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Most of the tests' time would be XLA's. Children inherit these settings; they must stand before JAX is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
@@ -44,7 +44,7 @@ class SmallTask(NamedTuple):
     test: pl.Dataset
     network: FeedForward
     potential: pl.Potential
-    weights: dict
+    weights: Any
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +56,15 @@ def small_task() -> SmallTask:
     network = pl.models.feedforward((20, 10, 10, 4), output_activation="identity")
     potential = pl.classification(network.apply, weight_decay=5.0)
     return SmallTask(train, test, network, potential, network.init(jax.random.key(1)))
+
+
+@pytest.fixture(scope="session")
+def linear_task(small_task) -> SmallTask:
+    """The same task with softmax regression: one array of 80 weights, which compiles fast."""
+    return small_task._replace(
+        potential=pl.classification(lambda w, x: x.astype(w.dtype) @ w, weight_decay=5.0),
+        weights=0.1 * jax.random.normal(jax.random.key(1), (20, 4)),
+    )
 
 
 @pytest.fixture

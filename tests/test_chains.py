@@ -85,9 +85,10 @@ def test_own_observables_and_on_record(langevin, small_task):
 
 
 def test_max_seconds_ends_the_run_at_a_record(adam, small_task):
-    result = pl.sample(adam, small_task.weights, num_steps=1_000_000, record_every=5, max_seconds=1e-6, key=0)
+    long: dict[str, Any] = {"num_chains": 2, "num_steps": 1_000_000, "record_every": 5, "key": 0}
+    result = pl.sample(adam, small_task.weights, max_seconds=1e-6, **long)
     assert result.trace.sizes["draw"] == 1
-    assert result.states.step.tolist() == [5]
+    assert result.states.step.tolist() == [5, 5]
     with pytest.raises(ValueError, match="max_seconds = 0"):
         pl.sample(adam, small_task.weights, num_steps=10, max_seconds=0, key=0)
 

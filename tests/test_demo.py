@@ -8,6 +8,7 @@ import pytest
 
 from pseudolangevin import cli, demo
 from pseudolangevin.runs import session
+from tests.runs.conftest import _share_programs  # noqa: F401
 from tests.runs.small_runs import SMALL_RUN, snapshot
 
 

@@ -26,6 +26,7 @@ from flax import nnx
 import pseudolangevin as pl
 from pseudolangevin.cli import BAD_INPUT, app, run
 from pseudolangevin.runs import config, session
+from tests.runs.conftest import _share_programs, build_once  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -57,9 +58,9 @@ def shortened(code: str, num_steps: int = 20) -> str:
     return code
 
 
-@pytest.fixture
-def names():
-    """Return what the pages take as given: data, a network, a sampler."""
+@pytest.fixture(scope="module")
+def given():
+    """Return what the pages take as given: data, a network, a sampler. Pages share its compiled programs."""
     train, test = pl.tasks.spin_vectors(jax.random.key(0), num_train=200, num_test=20, dimension=6, num_classes=3)
     network = pl.models.feedforward((6, 5, 4, 3), output_activation="identity")
     potential = pl.classification(network.apply, weight_decay=2.0)
@@ -84,6 +85,11 @@ def names():
     }
 
 
+@pytest.fixture
+def names(given):
+    return dict(given)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a folder with a run in runs/first."""
@@ -98,7 +104,9 @@ def folder(tmp_path_factory):
         "sampler": {"name": "pseudo_langevin", "batch_size": 20},
         "start": {"kind": "random"},
     }
-    assert not session.start(config.Settings.model_validate(settings), path / "runs/first").interrupted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "build", build_once)
+        assert not session.start(config.Settings.model_validate(settings), path / "runs/first").interrupted
     return path
 
 

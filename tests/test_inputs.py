@@ -223,6 +223,7 @@ CALLS = [
     (lambda: pl.Potential(NO_LOSS), "per_example_loss", "not callable"),
     (lambda: pl.models.feedforward(FRACTIONS), "sizes", "positive integers"),
     (lambda: pl.models.feedforward((3, 2), output_activation="tanh"), "output_activation", "'relu'"),
+    (lambda: pl.models.feedforward((3, 2), hidden_activation="sine"), "hidden_activation = 'sine'", "choose one of"),
     (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=0, num_test=5), "num_train", "at least 1"),
     (lambda: pl.tasks.spin_vectors(THREE_KEYS[0], num_train=5, num_test=5, flip_probability=0.6), "flip_prob", "0.6"),
 ]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin import _trees as trees
 from pseudolangevin import chains
 from pseudolangevin import models as fast
 from pseudolangevin.gradients import minibatch_gradient
@@ -186,9 +185,9 @@ def test_cases_in_which_the_gradient_with_features_first_is_used(monkeypatch) ->
     assert not used(pl.regression(network.apply), (train.inputs, jnp.zeros((70, 5))))
 
 
-@pytest.mark.parametrize("activation", ["relu", "identity"])
-def test_the_forward_pass_is_that_of_numpy(activation):
-    network = pl.models.feedforward((6, 5, 4, 3), output_activation=activation)
+@pytest.mark.parametrize(("hidden", "activation"), [("relu", "relu"), ("relu", "identity"), ("tanh", "identity")])
+def test_the_forward_pass_is_that_of_numpy(hidden, activation):
+    network = pl.models.feedforward((6, 5, 4, 3), hidden_activation=hidden, output_activation=activation)
     weights = network.init(jax.random.key(0))
     inputs = np.random.default_rng(0).choice([-1, 1], size=(20, 6)).astype(np.int8)
     z = inputs.astype(np.float64)
@@ -196,16 +195,13 @@ def test_the_forward_pass_is_that_of_numpy(activation):
         layer = {name: np.asarray(value, np.float64) for name, value in weights[f"layer{index}"].items()}
         z = z @ layer["kernel"] + layer["bias"]
         if index < 3 or activation == "relu":
-            z = np.maximum(z, 0)
+            z = np.tanh(z) if hidden == "tanh" else np.maximum(z, 0)
     np.testing.assert_allclose(network.apply(weights, jnp.asarray(inputs)), z, rtol=1e-5, atol=1e-6)
     assert (z < 0).any() == (activation == "identity")
 
 
 def test_initial_weights_fill_the_interval_of_each_layer_of_the_networks_in_the_paper():
     weights = pl.models.feedforward((100, 50, 100, 10)).init(jax.random.key(3))
-    for width, published in ((50, 11_160), (500, 101_610), (5000, 1_006_110)):
-        shapes = jax.eval_shape(pl.models.feedforward((100, width, 100, 10)).init, jax.random.key(0))
-        assert trees.num_weights(shapes) == published
     for layer, num_in in (("layer1", 100), ("layer2", 50), ("layer3", 100)):
         kernel = np.asarray(weights[layer]["kernel"]) * np.sqrt(num_in)
         assert np.abs(kernel).max() <= 1 + 1e-6

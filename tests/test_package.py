@@ -69,31 +69,27 @@ def test_nothing_is_pickled():
         assert not {"pickle", "cloudpickle", "dill", "joblib"} & {str(name).split(".")[0] for name in names}, path
 
 
-def run_python(code: str) -> None:
+IMPORTS = f"""
+import sys, jax
+before = dict(jax.config.values)
+import pseudolangevin as pl, pseudolangevin.cli
+after = dict(jax.config.values)
+changed = {{name for name in before | after if before.get(name) != after.get(name)}}
+assert not changed, changed
+loaded = {SLOW} & set(sys.modules)
+assert not loaded, loaded
+import pseudolangevin.adapters.flax, pseudolangevin.adapters.equinox, pseudolangevin.adapters.torch
+assert not {{"flax", "equinox", "torch", "torch2jax"}} & set(sys.modules)
+for name in pl.__all__:
+    getattr(pl, name)
+assert set(pl.__all__) <= set(dir(pl))
+"""
+
+
+def test_importing_changes_no_setting_of_jax_and_loads_no_slow_module_and_no_framework_of_an_adapter():
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_importing_changes_no_setting_of_jax_and_loads_nothing_slow():
-    run_python(
-        "import sys, jax\n"
-        "before = dict(jax.config.values)\n"
-        "import pseudolangevin, pseudolangevin.cli\n"
-        "after = dict(jax.config.values)\n"
-        "changed = {name for name in before | after if before.get(name) != after.get(name)}\n"
-        "assert not changed, changed\n"
-        f"loaded = {SLOW} & set(sys.modules)\n"
-        "assert not loaded, loaded"
-    )
-
-
-def test_adapters_import_their_frameworks_when_called():
-    run_python(
-        "import sys\n"
-        "import pseudolangevin.adapters.flax, pseudolangevin.adapters.equinox, pseudolangevin.adapters.torch\n"
-        "assert not {'flax', 'equinox', 'torch', 'torch2jax'} & set(sys.modules)"
-    )
 
 
 def test_a_call_of_sample_passes_through_few_files():
@@ -122,9 +118,3 @@ def test_a_sampler_in_the_table_is_a_public_name(monkeypatch):
     assert pl.my_sampler is pl.Sampler
     with pytest.raises(AttributeError, match="has no attribute 'another'"):
         _ = pl.another
-
-
-def test_every_public_name_can_be_imported():
-    run_python(
-        "import pseudolangevin as pl\nfor name in pl.__all__: getattr(pl, name)\nassert set(pl.__all__) <= set(dir(pl))"
-    )

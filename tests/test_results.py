@@ -1,6 +1,5 @@
 """Results are one call away, and arguments are forgiving where the meaning is clear."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -51,14 +50,6 @@ def test_predictions_and_scores_of_a_regression(result):
     assert table.loc["ensemble", "root_mean_square_error"] == pytest.approx(by_hand)
 
 
-def test_uncertainties_and_brier_score_of_a_classifier():
-    found = pl.predictions.ClassPredictions(np.array([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]))
-    np.testing.assert_allclose(found.total_uncertainty, np.log(2))
-    np.testing.assert_allclose(found.epistemic_uncertainty, [np.log(2), 0.0], atol=1e-12)
-    assert found.brier_score([0, 1]) == pytest.approx(0.5)
-    assert found.members()[0].brier_score([0, 1]) == pytest.approx(0.25)
-
-
 def test_arviz_and_a_figure_in_one_call(result):
     assert "loss" in result.to_arviz(0.01)["posterior"]
     assert result.plot().axes
@@ -96,9 +87,3 @@ def test_bad_arguments_are_rejected_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-def test_wrong_inputs_of_a_prediction_are_rejected(small_task):
-    members = jax.tree.map(lambda w: w[None], small_task.weights)
-    with pytest.raises(ValueError, match=r"inputs of shape \(3, 7\) do not fit the network"):
-        pl.predictions.predict(small_task.potential, members, np.ones((3, 7)))

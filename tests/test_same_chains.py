@@ -17,12 +17,11 @@ def compare(found, recorded):
     np.testing.assert_allclose(found["weights"], recorded["weights"], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", list(RECORDED["float32"]))
+@pytest.mark.parametrize("name", RECORDED["float32"])
 def test_chains_in_single_precision_are_those_recorded(name):
     compare(run(name), RECORDED["float32"][name])
 
 
-def test_chains_in_double_precision_are_those_recorded():
-    found = run_in_double_precision()
-    for name, recorded in RECORDED["float64"].items():
-        compare(found[name], recorded)
+@pytest.mark.parametrize("name", RECORDED["float64"])
+def test_chains_in_double_precision_are_those_recorded(name):
+    compare(run_in_double_precision(name), RECORDED["float64"][name])

@@ -14,7 +14,7 @@ import pytest
 
 from pseudolangevin.runs import session
 from pseudolangevin.runs.config import ConfigError
-from pseudolangevin.runs.folder import RunFolder, RunFolderError, locked
+from pseudolangevin.runs.folder import RunFolderError
 from tests.runs.small_runs import snapshot
 
 
@@ -130,13 +130,3 @@ def test_damaged_folders(finished, tmp_path, action):
         lines = caught.value.lines if isinstance(caught.value, ConfigError) else [str(caught.value)]
         assert all("\n" not in line and len(line) > 30 for line in lines), f"damage {number}: {lines}"
         assert snapshot(path) == before, f"damage {number}"
-
-
-def test_a_locked_folder_is_not_changed(finished, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(finished, path)
-    with locked(RunFolder(path)):
-        before = snapshot(path)
-        with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
-            session.continue_run(path, ["num_steps=500"])
-        assert snapshot(path) == before

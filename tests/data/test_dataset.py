@@ -18,7 +18,7 @@ def numbered(num_examples: int) -> pl.Dataset:
 
 
 @given(st.integers(1, 40), st.integers(1, 50))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_a_fold_visits_every_example_once_and_in_order(num_examples, chunk_size):
     def fold(carry, batch, mask):
         counts, previous, in_order = carry

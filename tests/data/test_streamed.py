@@ -50,8 +50,8 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_device(small_task: SmallTask) -> dict[str, pl.Result]:
-    return {name: run(small_task.train, small_task, name) for name in ("pseudo_langevin", "adam")}
+def on_device(linear_task: SmallTask) -> dict[str, pl.Result]:
+    return {name: run(linear_task.train, linear_task, name) for name in ("pseudo_langevin", "adam")}
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -60,11 +60,11 @@ def on_device(small_task: SmallTask) -> dict[str, pl.Result]:
     [(("signs", "memory"), "pseudo_langevin"), (("zarr", "file"), "pseudo_langevin"), (("memory", "memory"), "adam")],
 )
 def test_chains_are_those_of_data_on_the_device(
-    small_task: SmallTask, on_device: dict, tmp_path: Path, kinds: tuple[str, str], name: str
+    linear_task: SmallTask, on_device: dict, tmp_path: Path, kinds: tuple[str, str], name: str
 ) -> None:
-    inputs = stored(kinds[0], small_task.train.inputs, tmp_path / "inputs")
-    targets = stored(kinds[1], small_task.train.targets, tmp_path / "targets")
-    result = run(pl.StreamedDataset(inputs, targets), small_task, name)
+    inputs = stored(kinds[0], linear_task.train.inputs, tmp_path / "inputs")
+    targets = stored(kinds[1], linear_task.train.targets, tmp_path / "targets")
+    result = run(pl.StreamedDataset(inputs, targets), linear_task, name)
     reference = on_device[name]
     # Two programs may differ in the order of a sum.
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result.weights, reference.weights)
@@ -98,29 +98,29 @@ def test_bits_that_are_not_signs_are_rejected(make, message) -> None:
         make()
 
 
-def test_exact_samplers_fetch_data_as_needed(small_task: SmallTask) -> None:
+def test_exact_samplers_fetch_data_as_needed(linear_task: SmallTask) -> None:
     def sampled(dataset: pl.Dataset) -> pl.Result:
-        sampler = pl.hybrid_monte_carlo(small_task.potential, dataset, num_leapfrog_steps=3, time_step=0.05)
-        return pl.sample(sampler, small_task.weights, temperatures=[1e-3], num_steps=2, key=0)
+        sampler = pl.hybrid_monte_carlo(linear_task.potential, dataset, num_leapfrog_steps=3, time_step=0.05)
+        return pl.sample(sampler, linear_task.weights, temperatures=[1e-3], num_steps=2, key=0)
 
-    on_host = pl.StreamedDataset(np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets))
-    np.testing.assert_allclose(sampled(on_host).trace.loss, sampled(small_task.train).trace.loss, rtol=1e-6)
+    on_host = pl.StreamedDataset(np.asarray(linear_task.train.inputs), np.asarray(linear_task.train.targets))
+    np.testing.assert_allclose(sampled(on_host).trace.loss, sampled(linear_task.train).trace.loss, rtol=1e-6)
 
 
-def test_bad_arguments_are_rejected(small_task: SmallTask) -> None:
-    inputs, targets = np.asarray(small_task.train.inputs), np.asarray(small_task.train.targets)
+def test_bad_arguments_are_rejected(linear_task: SmallTask) -> None:
+    inputs, targets = np.asarray(linear_task.train.inputs), np.asarray(linear_task.train.targets)
     for training, validation in (
-        (pl.StreamedDataset(inputs, targets), small_task.test),
-        (small_task.train, pl.StreamedDataset(inputs, targets)),
+        (pl.StreamedDataset(inputs, targets), linear_task.test),
+        (linear_task.train, pl.StreamedDataset(inputs, targets)),
     ):
         with pytest.raises(ValueError, match="is a StreamedDataset, which cannot be validated"):
-            pl.adam(small_task.potential, training, validation=validation)
+            pl.adam(linear_task.potential, training, validation=validation)
     with pytest.raises(ValueError, match="inputs has 1000 examples and targets has 5"):
         pl.StreamedDataset(inputs, targets[:5])
     broken = inputs.astype(np.float32)
     broken[-1, 0] = np.nan
     with pytest.raises(ValueError, match="NaN"):
         pl.StreamedDataset(broken, targets)
-    sampler = pl.pseudo_langevin(small_task.potential, pl.StreamedDataset(inputs, targets), batch_size=10)
+    sampler = pl.pseudo_langevin(linear_task.potential, pl.StreamedDataset(inputs, targets), batch_size=10)
     with pytest.raises(ValueError, match="feeds one device"):
         pl.Run(sampler, temperatures=[1e-3], num_chains=2, placement=Placement(chains=2))

@@ -14,7 +14,8 @@ import numpy as np
 import pseudolangevin as pl
 from pseudolangevin import cli, placement
 from pseudolangevin.placement import Placement
-from pseudolangevin.runs import session  # noqa: F401 (imported once by the process that all others are forked from)
+from pseudolangevin.runs import session
+from tests.runs.conftest import build_once
 from tests.runs.small_runs import SMALL_RUN
 
 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX warns; none of its threads run in that process
@@ -86,7 +87,7 @@ def make_chains() -> None:
         if split != "1,2,2" or placement.several():
             # Messages between devices are slow: fewer steps, which show that the chain is that of one device.
             runs["langevin"] = run(langevin, weights, 250 if split == "1,1,1" else 50, 25, placed)
-        if split in ("1,1,1", "1,2,2") and not placement.several():
+        if split != "4,1,1" and not placement.several():
             runs["hybrid"] = run(hybrid, weights, 20, 10, placed)
         found |= {f"{split}/{name}/{key}": value for name, values in runs.items() for key, value in values.items()}
     if placement.is_first():
@@ -96,6 +97,7 @@ def make_chains() -> None:
 def make_runs() -> None:
     """Make two run folders in the first argument: one in one session, one in two sessions with different splits."""
     assert jax.device_count() == 4
+    session.build = build_once
     folder = Path(sys.argv[1])
     config = folder / "run.toml"
     config.write_text(SMALL_RUN + "[placement]\nchains = 4\n")

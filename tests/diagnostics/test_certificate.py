@@ -18,7 +18,7 @@ from pseudolangevin.diagnostics.verdicts import Line, Verdict
 from ..compilation import optimized
 from . import gaussian_toy as toy
 
-NUM_SEEDS = 5
+NUM_SEEDS = 3
 ENOUGH = toy.NUM_STEPS // 2  # steps within which a wrong run shows
 
 
@@ -29,7 +29,7 @@ def failed_names(certificate: pl.Certificate) -> set[str]:
 
 @pytest.fixture(scope="module")
 def correct_runs() -> pl.Result:
-    """Two temperatures, and two chains for each of five seeds; chains do not depend on which others run."""
+    """Two temperatures, and two chains for each of three seeds; chains do not depend on which others run."""
     temperatures = (toy.TEMPERATURE, toy.TEMPERATURE * toy.SPACING)
     with optimized():
         return toy.run(toy.sampler(), num_chains=2 * NUM_SEEDS, temperatures=temperatures)
@@ -49,8 +49,7 @@ def short_run() -> pl.Result:
 
 def test_correct_runs_pass(correct_runs):
     certificates = [pl.certificate(toy.chains_of(correct_runs, [2 * seed, 2 * seed + 1])) for seed in range(NUM_SEEDS)]
-    assert [c.verdict for c in certificates].count(Verdict.PASSED) >= NUM_SEEDS - 1
-    assert all(c.verdict is not Verdict.FAILED for c in certificates)
+    assert [c.verdict for c in certificates] == [Verdict.PASSED] * NUM_SEEDS
 
 
 def test_every_kind_of_line_appears_where_the_run_has_what_it_needs(correct_run):

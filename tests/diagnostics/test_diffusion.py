@@ -45,12 +45,11 @@ def test_references_are_copies():
 
 
 SAMPLER = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.1)
+CHAINS: dict[str, Any] = {"temperatures": [1e-3, 4e-3], "num_chains": 2}
 
 
 def test_kept_weights_and_a_timed_run_give_the_same_displacements():
-    temperatures = [1e-3, 4e-3]
-    chains: dict[str, Any] = {"temperatures": temperatures, "num_chains": 2}
-    result = pl.sample(SAMPLER, toy.weights(), **chains, num_steps=48, record_every=4, keep_weights_every=2, key=0)
+    result = pl.sample(SAMPLER, toy.weights(), **CHAINS, num_steps=48, record_every=4, keep_weights_every=2, key=0)
     found = diffusion(result, seconds_per_step=0.5)
     assert found.steps[0] == 8
     assert found.seconds[0] == 4.0
@@ -59,7 +58,7 @@ def test_kept_weights_and_a_timed_run_give_the_same_displacements():
     by_hand = ((flat[:, :, 1:] - flat[:, :, :-1]) ** 2).mean(axis=(1, 2, 3))
     np.testing.assert_allclose(found.displacement[:, 0], by_hand, rtol=1e-4)
 
-    run = pl.Run(SAMPLER, **chains)
+    run = pl.Run(SAMPLER, **CHAINS)
     start = run.start(toy.weights(), 0)
     timed = measure_diffusion(run, start, every=8, seconds=60, discard_steps=0, max_steps=48, observe=True)
     assert timed.diffusion is not None
@@ -74,9 +73,7 @@ def test_kept_weights_and_a_timed_run_give_the_same_displacements():
 
 
 def test_kept_weights_have_the_right_steps_where_records_are_left_over():
-    result = pl.sample(
-        SAMPLER, toy.weights(), temperatures=[1e-3], num_steps=44, record_every=4, keep_weights_every=4, key=0
-    )
+    result = pl.sample(SAMPLER, toy.weights(), **CHAINS, num_steps=44, record_every=4, keep_weights_every=4, key=0)
     assert jax.tree.leaves(result.samples)[0].shape[2] == 2  # of eleven records, the fourth and the eighth
     assert diffusion(result).steps.tolist() == [16]
 

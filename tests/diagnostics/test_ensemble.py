@@ -16,6 +16,9 @@ def test_two_members_that_disagree():
     np.testing.assert_allclose(both.mean_probabilities, [[0.5, 0.5], [0.9, 0.1]])
     shared = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
     np.testing.assert_allclose(both.total_uncertainty, [np.log(2), shared])
+    np.testing.assert_allclose(both.epistemic_uncertainty, [np.log(2), 0.0], atol=1e-12)
+    assert both.brier_score([0, 1]) == pytest.approx((2 * 0.5**2 + 2 * 0.9**2) / 2)
+    assert both.members()[0].brier_score([0, 1]) == pytest.approx(2 * 0.9**2 / 2)
     assert ClassPredictions(certain[1:]).error([0, 0]) == 0.5
     np.testing.assert_allclose(both.negative_log_likelihood([1, 0]), -(np.log(0.5) + np.log(0.9)) / 2)
     # Two bins whose gaps between confidence and accuracy have opposite signs do not cancel.
@@ -47,7 +50,10 @@ def test_predictions_do_not_depend_on_the_chunk_size(small_task):
     np.testing.assert_allclose(whole.probabilities[0], jax.nn.softmax(logits), rtol=1e-4)
 
 
-def test_bad_input_is_named():
+def test_bad_input_is_named(small_task):
+    members = jax.tree.map(lambda w: w[None], small_task.weights)
+    with pytest.raises(ValueError, match=r"inputs of shape \(3, 7\) do not fit the network"):
+        predict(small_task.potential, members, np.ones((3, 7)))
     silent = pl.Potential(lambda w, batch: jnp.zeros(batch[0].shape[0]))
     with pytest.raises(ValueError, match="class_scores"):
         predict(silent, jnp.zeros((1, 2)), np.zeros((3, 2)))

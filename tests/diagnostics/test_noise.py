@@ -27,7 +27,7 @@ def test_ks_fractions_of_gaussian_noise():
 
 @pytest.fixture(scope="module")
 def short_run():
-    return toy.run(toy.sampler(), num_steps=240, num_chains=1)
+    return toy.run(toy.sampler(), num_steps=24, num_chains=1)
 
 
 def one_state(result):

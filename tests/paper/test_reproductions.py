@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 
 from pseudolangevin import paper
 from pseudolangevin.data import Dataset
@@ -102,8 +103,14 @@ def simulated(monkeypatch):
     monkeypatch.setitem(fashion.SETTINGS["smoke"], "hidden_units", 3)
 
 
+@pytest.fixture
+def no_picture(monkeypatch):
+    """Draw pictures without writing them, which takes a second each."""
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
+
+
 @pytest.mark.parametrize("name", paper.MODULES)
-def test_a_reproduction_writes_rows_and_a_picture(name, simulated, tmp_path, capsys):
+def test_a_reproduction_writes_rows_and_a_picture(name, simulated, tmp_path, capsys, request):
     assert paper.reproduce(name, "smoke", tmp_path) in (0, 1)
     content = json.loads((tmp_path / f"{name}.json").read_text())
     assert list(content) == ["name", "scale", "rows", "provenance", "parts"]
@@ -114,12 +121,13 @@ def test_a_reproduction_writes_rows_and_a_picture(name, simulated, tmp_path, cap
     printed = capsys.readouterr().out
     assert not set(printed) - set(map(chr, range(128))) - set("±²")
     assert content["rows"][0]["quantity"] in printed
-    # Rows and picture are made again from the file, and nothing is measured.
+    # Rows are made again from the file, and nothing is measured.
+    request.getfixturevalue("no_picture")
     assert paper.reproduce(name, "smoke", tmp_path, 0) in (0, 1)
     assert json.loads((tmp_path / f"{name}.json").read_text())["rows"] == content["rows"]
 
 
-def test_a_reproduction_continues_where_its_time_was_up(simulated, tmp_path, monkeypatch, capsys):
+def test_a_reproduction_continues_where_its_time_was_up(simulated, no_picture, tmp_path, monkeypatch, capsys):
     once, twice = tmp_path / "once", tmp_path / "twice"
     paper.reproduce("suboptimal", "smoke", once)
     # Samplers of the first case need 3 + 3 + 5 seconds each, and the first 10 more.
@@ -141,7 +149,7 @@ def test_a_reproduction_continues_where_its_time_was_up(simulated, tmp_path, mon
     assert rows[0] == rows[1]
 
 
-def test_a_file_of_other_settings_is_not_continued(simulated, tmp_path, monkeypatch):
+def test_a_file_of_other_settings_is_not_continued(simulated, no_picture, tmp_path, monkeypatch):
     paper.reproduce("variants", "smoke", tmp_path, 35)
     monkeypatch.setitem(speeds.VARIANTS.SETTINGS["smoke"], "seed", 1)
     with pytest.raises(
@@ -150,7 +158,7 @@ def test_a_file_of_other_settings_is_not_continued(simulated, tmp_path, monkeypa
         paper.reproduce("variants", "smoke", tmp_path)
 
 
-def test_a_reason_added_to_the_file_is_kept(simulated, tmp_path):
+def test_a_reason_added_to_the_file_is_kept(simulated, no_picture, tmp_path):
     paper.reproduce("batch-size", "smoke", tmp_path)
     path = tmp_path / "batch-size.json"
     content = json.loads(path.read_text())
@@ -209,13 +217,13 @@ def test_in_the_cold_a_lower_potential_passes_and_explains_the_other_rows():
 
 
 @pytest.mark.filterwarnings("ignore::pseudolangevin.DeadClassWarning")  # of a short training
-def test_short_real_chains_of_thermodynamics(monkeypatch, tmp_path):
+def test_short_real_chains_of_thermodynamics(no_picture, monkeypatch, tmp_path):
     length = chains(40, 10, 60, batch_size=100)
     settings = thermodynamics.SETTINGS["smoke"] | {
         **{"hidden_units": 3, "start_steps": 20, "coolings": {"balanced": (length,) * 2}},
         **{"adam": {"num_starts": 2, "epochs": 1, "seed": 0}, "from Adam": {"balanced": length}},
         **{"levels": (2e-4,), "temperatures": (2e-4,)},
-        "hybrid": chains(10, 1, 60, num_leapfrog_steps=2, time_step=0.1, warmup_moves=1),
+        "hybrid": chains(6, 1, 60, num_leapfrog_steps=2, time_step=0.1, warmup_moves=1),
     }
     monkeypatch.setattr(thermodynamics, "spin_task", small_task)
     monkeypatch.setitem(thermodynamics.SETTINGS, "smoke", settings)

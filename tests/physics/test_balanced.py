@@ -126,7 +126,7 @@ def test_masses_are_raised_where_the_friction_would_be_noisy(small_task):
             small_task.weights,
             temperatures=[1e-3],
             num_steps=256,
-            record_every=32,
+            record_every=40,
             key=0,
         ).trace.isel(temperature=0, chain=0)
         for size in (4, 500)
@@ -137,6 +137,11 @@ def test_masses_are_raised_where_the_friction_would_be_noisy(small_task):
     assert ratios[0] < 0.5 * ratios[1]
 
 
+@jax.jit
+def start(sampler, weights):
+    return sampler.init(jax.random.key(0), weights, 1e-3)
+
+
 @pytest.mark.parametrize("size", [40, 400])
 def test_a_step_has_the_friction_of_the_explicit_covariance(small_task, size):
     """The mean change of the momentum by the friction is −l²/((1 + c1²)·S·T)·Σ·h/M, times the gain."""
@@ -144,7 +149,7 @@ def test_a_step_has_the_friction_of_the_explicit_covariance(small_task, size):
     samplers = [
         make(small_task.potential, small_task.train, **options) for make in (pl.balanced_langevin, WithoutFriction)
     ]
-    state = samplers[0].init(jax.random.key(0), small_task.weights, 1e-3)
+    state = start(samplers[0], small_task.weights)
     velocity = jax.tree.map(lambda h, m: h / m, state.half_step_momentum, state.masses)
     expected, _ = covariance_product(small_task.potential, state.weights, small_task.train.batch)(velocity)
     strength = state.friction_gain * samplers[0].kick / ((1 + samplers[0].momentum_retention ** 2) * 50 * 1e-3)
@@ -169,7 +174,7 @@ def test_a_step_has_the_friction_of_the_explicit_covariance(small_task, size):
 def test_the_friction_of_huge_momenta_is_bounded(small_task):
     """Without its bound the friction of momenta 1000 times too large would be 1000 times as large as this one."""
     sampler = pl.balanced_langevin(small_task.potential, small_task.train, batch_size=50)
-    state = sampler.init(jax.random.key(0), small_task.weights, 1e-3)
+    state = start(sampler, small_task.weights)
     along = jax.random.normal(jax.random.key(1), (100,))
     thermal = 1e-3 * jnp.sqrt(sampler.ratio_limit) * along
     norms = [float(jnp.linalg.norm(sampler.friction_coefficients(state, scale * thermal))) for scale in (1e3, 1e6, 1e9)]

@@ -22,48 +22,45 @@ C1 = 0.9
 T = 0.5
 
 
-def quadratic_problem(covariance: np.ndarray, stiffness: np.ndarray, ratio: float):
-    """Return a sampler whose mini-batch noise has the given covariance, and the masses for the given ratio."""
-    dimension = len(stiffness)
-    rng = np.random.default_rng(0)
-    raw = rng.normal(size=(400, dimension))
-    raw -= raw.mean(axis=0)
-    orthogonal = np.linalg.qr(raw)[0] * np.sqrt(400)
+STIFFNESS = np.array([0.4, 1.0, 3.0, 8.0])
+VARIANCES = np.array([1.0, 0.5, 2.0, 4.0])
+RATIO = 0.3
+POTENTIAL = pl.Potential(lambda w, batch: 0.5 * jnp.sum(jnp.asarray(STIFFNESS, jnp.float32) * w**2) + batch[0] @ w)
+
+
+def sampler_with_noise(covariance: np.ndarray) -> pl.Sampler:
+    """Return a sampler whose mini-batch noise has the given covariance."""
+    raw = np.random.default_rng(0).normal(size=(400, 4))
+    orthogonal = np.linalg.qr(raw - raw.mean(axis=0))[0] * np.sqrt(400)
     rows = orthogonal @ np.linalg.cholesky(covariance * BATCH_SIZE).T
-    k = jnp.asarray(stiffness, jnp.float32)
-
-    def loss(w, batch):
-        return 0.5 * jnp.sum(k * w**2) + batch[0] @ w
-
     dataset = pl.Dataset(rows.astype(np.float32), np.zeros(400))
-    sampler = pl.pseudo_langevin(
-        pl.Potential(loss), dataset, batch_size=BATCH_SIZE, temperature_ratio=ratio, momentum_retention=C1
-    )
-    variance = np.diag(covariance)
-    masses = variance / (4 * (1 - C1**2) * T * ratio)
-    return sampler, variance, masses
+    return pl.pseudo_langevin(POTENTIAL, dataset, batch_size=BATCH_SIZE, temperature_ratio=0.05, momentum_retention=C1)
 
 
-def run(sampler, variance, masses, *, subtract: bool, burn_in: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions and weights (chain, draw, weight) of many chains, with exact 𝒱 and masses."""
-    used = jnp.asarray(variance if subtract else 0 * variance, jnp.float32)
-    mass = jnp.asarray(masses, jnp.float32)
+def masses_of(ratio: float) -> np.ndarray:
+    return VARIANCES / (4 * (1 - C1**2) * T * ratio)
 
-    @jax.jit
-    @partial(jax.vmap, in_axes=(None, 0))
-    def chain(sampler, key):
-        state = sampler.init(key, jnp.zeros(4), T)
-        momentum = jnp.sqrt(mass * T) * jax.random.normal(jax.random.fold_in(key, 7), (4,))
-        state = state._replace(masses=mass, gradient_variance=used, half_step_momentum=momentum)
 
-        def draw(state, _):
-            state = sampler.segment(state, 20)
-            return state, (sampler.position(state), state.weights)
+@jax.jit
+@partial(jax.vmap, in_axes=(None, 0, None, None, None))
+def chain(sampler, key, variance, mass, burn_in):
+    """Return 30 positions and weights of a chain with these gradient variances and masses."""
+    state = sampler.init(key, jnp.zeros(4), T)
+    momentum = jnp.sqrt(mass * T) * jax.random.normal(jax.random.fold_in(key, 7), (4,))
+    state = state._replace(masses=mass, gradient_variance=variance, half_step_momentum=momentum)
 
-        return jax.lax.scan(draw, sampler.segment(state, burn_in), length=30)[1]
+    def draw(state, _):
+        state = sampler.segment(state, 20)
+        return state, (sampler.position(state), state.weights)
 
-    positions, weights = chain(sampler, jax.random.split(jax.random.key(3), NUM_CHAINS))
-    return np.asarray(positions, np.float64), np.asarray(weights, np.float64)
+    return jax.lax.scan(draw, sampler.segment(state, burn_in), length=30)[1]
+
+
+def run(sampler: pl.Sampler, variance: np.ndarray, masses: np.ndarray, burn_in: int) -> list[np.ndarray]:
+    """Return positions and weights (chain, draw, weight)."""
+    keys = jax.random.split(jax.random.key(3), NUM_CHAINS)
+    parts = chain(sampler, keys, *(jnp.asarray(x, jnp.float32) for x in (variance, masses)), burn_in)
+    return [np.asarray(part, np.float64) for part in parts]
 
 
 def second_moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -72,19 +69,14 @@ def second_moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return per_chain.mean(axis=0), per_chain.std(axis=0, ddof=1) / np.sqrt(len(per_chain))
 
 
-STIFFNESS = np.array([0.4, 1.0, 3.0, 8.0])
-VARIANCES = np.array([1.0, 0.5, 2.0, 4.0])
-RATIO = 0.3
-
-
 @pytest.mark.parametrize("subtract", [True, False])
 def test_independent_noise_gives_the_exact_variance(subtract):
     """Positions in the middle of a drift have the variance T/k, weights at its end T/k/(1 − (ωδt)²/4).
 
     If 𝒱 is not subtracted, the temperature is too high by the known factor 1 + (1 + c1²)·𝒯.
     """
-    sampler, variance, masses = quadratic_problem(np.diag(VARIANCES), STIFFNESS, RATIO)
-    positions, weights = run(sampler, variance, masses, subtract=subtract, burn_in=400)
+    sampler, masses = sampler_with_noise(np.diag(VARIANCES)), masses_of(RATIO)
+    positions, weights = run(sampler, VARIANCES if subtract else 0 * VARIANCES, masses, burn_in=400)
     exact = T / STIFFNESS * (1 if subtract else 1 + (1 + C1**2) * RATIO)
     for samples, expected in ((positions, exact), (weights, exact / (1 - STIFFNESS / masses / 4))):
         measured, error = second_moments(samples)
@@ -96,22 +88,21 @@ def test_independent_noise_gives_the_exact_variance(subtract):
 def test_correlated_noise_follows_the_discrete_lyapunov_equation(ratio):
     """Correlations between components are not corrected; the resulting bias is a known function of 𝒯."""
     correlation = np.full((4, 4), 0.7) + 0.3 * np.eye(4)
-    covariance = np.sqrt(np.outer(VARIANCES, VARIANCES)) * correlation
-    sampler, variance, masses = quadratic_problem(covariance, STIFFNESS, ratio)
-    positions, _ = run(sampler, variance, masses, subtract=True, burn_in=800)
+    covariance, masses = np.sqrt(np.outer(VARIANCES, VARIANCES)) * correlation, masses_of(ratio)
+    positions, _ = run(sampler_with_noise(covariance), VARIANCES, masses, burn_in=800)
     measured, error = second_moments(positions)
-    exact = stationary_covariance(covariance, variance, masses)
+    exact = stationary_covariance(covariance, masses)
     assert np.abs((measured - exact) / error).max() < 3.3  # ten independent entries
     if ratio == 0.3:  # the covariance without the correlations is far away
         assert np.abs((measured - np.diag(T / STIFFNESS)) / error).max() > 10
 
 
-def stationary_covariance(covariance: np.ndarray, variance: np.ndarray, masses: np.ndarray) -> np.ndarray:
+def stationary_covariance(covariance: np.ndarray, masses: np.ndarray) -> np.ndarray:
     """Return the covariance of w + h/(2M), with Σ = A·Σ·Aᵀ + Q for (w, h) from the formula of the step with δt = 1."""
     one, kick = np.eye(4), (1 + C1**2) / 2
     stiffness, inverse_mass = np.diag(STIFFNESS), np.diag(1 / masses)
     matrix = np.block([[one, inverse_mass], [-kick * stiffness, C1**2 * one - kick * stiffness @ inverse_mass]])
-    injected = (1 - C1**4) * masses * T - kick**2 * variance
+    injected = (1 - C1**4) * masses * T - kick**2 * VARIANCES
     noise = np.zeros((8, 8))
     noise[4:, 4:] = kick**2 * covariance + np.diag(injected)
     middle = np.block([one, inverse_mass / 2])
@@ -141,10 +132,15 @@ def test_records_are_exact_at_large_time_steps():
 
 def test_pseudo_langevin_with_estimated_noise_has_the_right_temperatures():
     """𝒱 is estimated, and masses are set, raised and reset; kinetic and virial temperatures are T."""
-    sampler, _, _ = quadratic_problem(np.diag(VARIANCES), STIFFNESS, 0.05)
     with optimized_steps():
         result = pl.sample(
-            sampler, jnp.zeros(4), temperatures=[T], num_chains=128, num_steps=12_000, record_every=100, key=0
+            sampler_with_noise(np.diag(VARIANCES)),
+            jnp.zeros(4),
+            temperatures=[T],
+            num_chains=128,
+            num_steps=12_000,
+            record_every=100,
+            key=0,
         )
     steady = result.trace.isel(temperature=0, draw=slice(40, None))
     for name in ("kinetic_temperature", "virial_temperature"):

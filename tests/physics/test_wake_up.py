@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
@@ -45,9 +44,8 @@ def test_without_the_floor_the_temperature_ratio_is_unbounded(small_task):
     assert int(after.status) == pl.Status.NON_FINITE or ratio > 100
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 5.0])
-def test_the_floor_alone_keeps_the_chain_finite(small_task, weight_decay):
+def test_the_floor_alone_keeps_the_chain_finite(small_task):
     """The regulariser, which gives masses another minimum, is not needed."""
-    potential = pl.classification(small_task.network.apply, weight_decay=weight_decay)
+    potential = pl.classification(small_task.network.apply, weight_decay=0.0)
     after, _ = woken_chain(small_task._replace(potential=potential), max_regularizer_frequency=1.0)
     assert int(after.status) == pl.Status.RUNNING

@@ -145,6 +145,10 @@ def test_bad_overrides(override):
         ("[task]\nnum_train = 2000000000\ndimension = 2000000000", "need about .* GB, and this machine has"),
         ("[network]\nsizes = [100, 2000000000, 10]", "network.sizes, num_chains and temperatures need about"),
         (
+            "num_chains = 100000\n" + TINY.replace("= 40", "= 20000").replace("[4, 2]", "[4, 400, 2]"),
+            r"num_chains.* need about .*; (choose fewer|make them smaller)",
+        ),
+        (
             TINY + "[sampler]\nname = 'pseudo_langevin'\ntemperature_ratio = 0.7",
             "sampler: temperature_ratio = 0.7 exceeds",
         ),
@@ -221,10 +225,12 @@ class TestOwnData:
             ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a valid"),
             ("file = 'cut.npz'", "not a valid"),
             ("file = '.'", "cannot be read"),
+            ("file = 'half.npz'", "has the array test_inputs; give both"),
         ],
     )
     def test_bad_files(self, tmp_path, data, text, line):
         np.savez(tmp_path / "other.npz", a=np.zeros(3))
+        np.savez(tmp_path / "half.npz", inputs=data[0], targets=data[1], test_inputs=data[0][:5])
         for name in ("x.npy", "train.npz"):
             content = (tmp_path / name).read_bytes()
             (tmp_path / name.replace("x.", "cut.").replace("train.", "cut.")).write_bytes(content[: len(content) // 2])
@@ -246,7 +252,6 @@ class TestOwnData:
         for leading in [(), (2, 2), (1, 2), (2, 1), (1, 1)]:
             experiment = build(self.starting_from(tmp_path, leading, leading))
             assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
-            experiment.run.start(experiment.starting_weights(), 0)
 
     @pytest.mark.parametrize(
         ("kernel", "bias", "dtype", "line"),

@@ -13,7 +13,6 @@ import xarray as xr
 import pseudolangevin as pl
 from pseudolangevin import cli
 from pseudolangevin.runs import config, session
-from pseudolangevin.runs.build import build
 from pseudolangevin.runs.config import ConfigError
 from pseudolangevin.runs.folder import RunFolderError
 
@@ -105,6 +104,7 @@ def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "run.toml").write_text(SMALL_RUN.replace("[potential]", 'module = "model.py:make"\n[potential]'))
     sample = ["sample", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--set", "num_steps=40"]
+    sample += ["--set", "sampler={name='full_batch_langevin', time_step=0.1}"]
     assert cli.run(sample) == 2
     assert "allow it with --allow-code" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
@@ -123,14 +123,6 @@ def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
         pl.resume(tmp_path / "run", num_steps=80, allow_code=True)
 
 
-def test_a_test_set_needs_inputs_and_targets(tmp_path):
-    inputs, targets = np.ones((20, 6), np.float32), np.arange(20) % 3
-    np.savez(tmp_path / "half.npz", inputs=inputs, targets=targets, test_inputs=inputs[:5])
-    text = SMALL_RUN.partition("[task]")[0] + "[network]" + SMALL_RUN.partition("[network]")[2]
-    with pytest.raises(ConfigError, match=r"has the array test_inputs; give both"):
-        build(config.parse(text + "[task]\nkind = 'files'\nfile = 'half.npz'", folder=tmp_path))
-
-
 @pytest.mark.parametrize(
     "choice", ["sampler.name=hybrid_monte_carlo", "task.kind=files", "task.kind=idx", "start.kind=file"]
 )
@@ -140,18 +132,3 @@ def test_every_alternative_has_a_template(choice, capsys):
     config.parse(text)
     assert "one of spin_vectors, fashion_mnist, idx, files" in text
     assert "one of adam, random, file" in text
-
-
-def test_hidden_activations():
-    network = pl.models.feedforward((4, 5, 3), hidden_activation="tanh", output_activation="identity")
-    weights, inputs = network.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
-    first, second = weights["layer1"], weights["layer2"]
-    expected = np.tanh(inputs @ first["kernel"] + first["bias"]) @ second["kernel"] + second["bias"]
-    np.testing.assert_allclose(network.apply(weights, jnp.asarray(inputs)), expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="hidden_activation = 'sine': choose one of"):
-        pl.models.feedforward((4, 3), hidden_activation="sine")
-
-
-def test_too_many_chains_are_rejected_before_anything_is_compiled():
-    with pytest.raises(ConfigError, match=r"num_chains.* need about .*; (choose fewer|make them smaller)"):
-        build(config.parse(SMALL_RUN, ["num_chains=100000", "network.sizes=[6, 400, 3]", "task.num_train=20000"]))

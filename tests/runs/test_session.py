@@ -250,46 +250,34 @@ class TestFiles:
 
 
 BUSY = """
-import sys, time
+import time
 import numpy as np
 from pseudolangevin.runs.session import stop_on_signals
 
 with stop_on_signals() as asked:
     print("begun", flush=True)
-    if sys.argv[1] == "deaf":  # matrix products that Python cannot interrupt
-        matrix = np.ones((6000, 6000))
-        while True:
-            matrix @ matrix
-            matrix @ matrix
     while not asked():
         time.sleep(0.01)
-print("ended", flush=True)
+with stop_on_signals():
+    print("ended", flush=True)
+    matrix = np.ones((6000, 6000))
+    while True:  # matrix products that Python cannot interrupt
+        matrix @ matrix
+        matrix @ matrix
 """
 
 
-def begun(how: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BUSY, how]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    return process
-
-
-def test_one_signal_is_answered_at_once_and_requests_a_stop() -> None:
-    process = begun("listening")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "ended\n", session.STOPPING + "\n")
-
-
-def test_two_signals_end_a_process_that_is_in_compiled_code() -> None:
-    process = begun("deaf")
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    assert process.stderr.readline() == session.STOPPING + "\n"  # while the product is computed
-    time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+def test_one_signal_requests_a_stop_and_two_end_a_process_that_is_in_compiled_code() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for number, line in ((signal.SIGTERM, "begun\n"), (signal.SIGINT, "ended\n")):
+            assert process.stdout.readline() == line
+            process.send_signal(number)
+            assert process.stderr.readline() == session.STOPPING + "\n"  # at once, also while the product is computed
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert session.ENDED in err
 

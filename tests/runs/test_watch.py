@@ -12,27 +12,22 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from pseudolangevin.observables import variable
 from pseudolangevin.runs import watch as module
 from pseudolangevin.runs.folder import RunFolderError
 from pseudolangevin.runs.store import Header, RecordFile, read_trace
 from pseudolangevin.runs.watch import render, watch
 from pseudolangevin.samplers import Status
 
+from . import report_data
+
 CONFIG = 'num_steps = 4000\n[sampler]\nname = "pseudo_langevin"\n[network]\nsizes = [100, 50, 10]\n'
 
 
 def make_trace(temperatures: int = 2, chains: int = 2, draws: int = 80) -> xr.Dataset:
     """Records every 50 steps, at a speed of 50 steps per second."""
-    rng = np.random.default_rng(0)
-    shape = (temperatures, chains, draws)
-    values = {name: 1 + 0.1 * rng.normal(size=shape) for name in ("loss", "squared_norm", "error", "margin")}
-    grid = 1e-5 * np.arange(1, 2 * temperatures, 2)
-    values["kinetic_temperature"] = grid[:, None, None] * (1 + 0.1 * rng.normal(size=shape))
-    values["status"] = np.zeros(shape, np.int32)
-    steps = 50 * (np.arange(draws) + 1)
-    coords = {"temperature": grid, "chain": np.arange(chains), "step": ("draw", steps), "seconds": ("draw", steps / 50)}
-    return xr.Dataset({name: variable(name, array) for name, array in values.items()}, coords)
+    names = ["loss", "squared_norm", "error", "margin", "kinetic_temperature", "status"]
+    trace = report_data.make_trace(temperatures, chains, draws)[names]
+    return trace.assign_coords(chain=np.arange(chains), seconds=("draw", trace["step"].values / 50))
 
 
 def write_run(path: Path, trace: xr.Dataset) -> Path:

@@ -1,5 +1,7 @@
 """Adam minimises the loss, keeps the weights of the best validation, and stops when patience runs out."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -21,6 +23,12 @@ def overfitting():
 
     potential = pl.regression(lambda w, x: x @ w)
     return potential, examples(40), examples(400), np.zeros(dimension, np.float32)
+
+
+@pytest.fixture(scope="module")
+def validated(overfitting):
+    potential, train, validation, _ = overfitting
+    return pl.adam(potential, train, batch_size=20, learning_rate=2e-2, validation=validation, validate_every=10)
 
 
 def validation_losses(potential, validation, weights):
@@ -51,10 +59,9 @@ def test_adam_reduces_the_loss_and_records_every_data_set(small_task):
     assert np.all(np.asarray(errors) <= trace["validation_error"].min("draw").values[0] + 1e-6)
 
 
-def test_best_weights_are_those_of_the_best_validation(overfitting):
-    potential, train, validation, weights = overfitting
-    sampler = pl.adam(potential, train, batch_size=20, learning_rate=2e-2, validation=validation, validate_every=10)
-    result = pl.sample(sampler, weights, num_steps=600, record_every=10, num_chains=3, keep_weights_every=1, key=0)
+def test_best_weights_are_those_of_the_best_validation(overfitting, validated):
+    potential, _, validation, weights = overfitting
+    result = pl.sample(validated, weights, num_steps=600, record_every=10, num_chains=3, keep_weights_every=1, key=0)
     trace, num = result.trace, 60
     assert result.samples is not None
     # The weights of every record, validated independently.
@@ -69,13 +76,10 @@ def test_best_weights_are_those_of_the_best_validation(overfitting):
     assert np.all(trace["status"] == pl.Status.RUNNING)
 
 
-def test_patience_stops_a_chain_without_a_warning(overfitting):
-    potential, train, validation, weights = overfitting
+def test_patience_stops_a_chain_without_a_warning(overfitting, validated):
+    potential, _, validation, weights = overfitting
     patience, every = 3, 10
-    sampler = pl.adam(
-        potential, train, batch_size=20, learning_rate=2e-2, validation=validation, validate_every=every,
-        patience=patience,
-    )  # fmt: skip
+    sampler = dataclasses.replace(validated, patience=patience)
     result = pl.sample(sampler, weights, num_steps=600, record_every=every, num_chains=3, key=0)
     trace = result.trace
     assert np.all(trace["status"][..., -1] == pl.Status.EARLY_STOPPED)
@@ -88,22 +92,21 @@ def test_patience_stops_a_chain_without_a_warning(overfitting):
     np.testing.assert_allclose(best, trace["validation_loss"].min("draw").values[0], rtol=1e-5)
 
 
-def test_the_last_weights_count_for_best_weights(overfitting):
-    potential, train, validation, weights = overfitting
-    sampler = pl.adam(potential, train, batch_size=20, learning_rate=1e-2, validation=validation, validate_every=50)
-    result = pl.sample(sampler, weights, num_steps=20, record_every=20, key=0)  # still improving
+def test_the_last_weights_count_for_best_weights(overfitting, validated):
+    result = pl.sample(validated, overfitting[-1], num_chains=3, num_steps=7, record_every=7, key=0)  # still improving
     np.testing.assert_array_equal(pl.best_weights(result), result.weights)
 
 
-def test_the_validation_set_is_an_argument_of_compiled_functions_and_does_not_change_the_training(overfitting):
+def test_the_validation_set_is_an_argument_of_compiled_functions_and_does_not_change_the_training(
+    overfitting, validated
+):
     potential, train, validation, weights = overfitting
-    plain = pl.adam(potential, train, batch_size=20, learning_rate=1e-2)
-    validated = pl.adam(potential, train, batch_size=20, learning_rate=1e-2, validation=validation)
+    plain = pl.adam(potential, train, batch_size=20, learning_rate=2e-2)
     assert validated.settings["validation"] == "given"
     state = validated.init(jax.random.key(0), weights)
     program = jax.make_jaxpr(lambda s, state: s.refresh(state))(validated, state)
     assert all(np.size(constant) < validation.num_examples for constant in program.consts)
-    results = [pl.sample(s, weights, num_steps=7, record_every=7, key=0) for s in (plain, validated)]
+    results = [pl.sample(s, weights, num_chains=3, num_steps=7, record_every=7, key=0) for s in (plain, validated)]
     np.testing.assert_array_equal(*(result.weights for result in results))
     with pytest.raises(ValueError, match="best_weights needs"):
         pl.best_weights(results[0])

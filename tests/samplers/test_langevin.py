@@ -192,17 +192,20 @@ def test_naive_pseudo_langevin_keeps_its_mass_and_reports_noise_that_is_clipped(
         np.testing.assert_allclose(result.trace.clipped_share.isel(chain=0, draw=-1), [0.0, clipped], atol=0.01)
 
 
-@pytest.mark.parametrize(("granularity", "shape"), [("row", (2, 1, 10)), ("tensor", (2, 1, 1))])
-def test_the_mass_of_a_group_is_that_of_its_noisiest_weight(small_task, started, granularity, shape):
-    sampler = make(small_task, masses_per=granularity, refresh_every=50, reset_probability=0.5)
-    state = start(sampler, small_task.weights)
-    largest = masses.by_group(jnp.max, started[1].masses, granularity)
-    np.testing.assert_allclose(trees.ravel(state.masses), trees.ravel(largest), rtol=1e-5)
+def test_the_mass_of_a_group_is_that_of_its_noisiest_weight(small_task, started):
+    """A chain with one mass for each row is in `tests/fixtures`."""
+    groups: Any = {"row": (1, 10), "tensor": (1, 1)}
+    for granularity, shape in groups.items():
+        sampler = make(small_task, masses_per=granularity, refresh_every=50, reset_probability=0.5)
+        state = start(sampler, small_task.weights)
+        largest = masses.by_group(jnp.max, started[1].masses, granularity)
+        np.testing.assert_allclose(trees.ravel(state.masses), trees.ravel(largest), rtol=1e-5)
+        assert state.masses["layer1"]["kernel"].shape == shape
     result = pl.sample(
         sampler, small_task.weights, temperatures=[T], num_chains=2, num_steps=100, record_every=50, key=0
     )
     assert np.isfinite(result.trace.loss).all()
-    assert result.states.masses["layer1"]["kernel"].shape == shape
+    assert result.states.masses["layer1"]["kernel"].shape == (2, *shape)
     assert result.weights["layer1"]["kernel"].shape == (1, 2, 20, 10)
 
 

@@ -21,8 +21,17 @@ from .base import HEALTHY, Sampler, Status
 from .hybrid import HybridMonteCarlo, MinibatchHybridMonteCarlo
 from .langevin import FullBatchLangevin, NaivePseudoLangevin, PseudoLangevin
 
-_LANGEVIN = BalancedLangevin, PseudoLangevin, NaivePseudoLangevin, FullBatchLangevin
-_OTHERS = HybridMonteCarlo, MinibatchHybridMonteCarlo, Adam
-SAMPLERS: dict[str, Any] = {sampler.name: sampler for sampler in (*_LANGEVIN, *_OTHERS)}
+SAMPLERS: dict[str, Any] = {
+    sampler.name: sampler
+    for sampler in (
+        BalancedLangevin,
+        PseudoLangevin,
+        NaivePseudoLangevin,
+        FullBatchLangevin,
+        HybridMonteCarlo,
+        MinibatchHybridMonteCarlo,
+        Adam,
+    )
+}
 
 __all__ = ["HEALTHY", "SAMPLERS", "Sampler", "Status"]

@@ -21,8 +21,16 @@ from .._trees import Array, Batch, Key, Stream, Weights
 from .base import RATIO_QUANTILES, Count, ExactGradient, Positive, Sampler, Several, Share, Status
 
 PAPER_RETENTION = math.sqrt(0.99)  # c1 with √(1 − c1²) = 0.1, the paper's friction
-_REMEDY = f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}"
-Retention: TypeAlias = Annotated[float, partial(trees.check_interval, low=0, high=1, remedy=_REMEDY, open_ends=True)]
+Retention: TypeAlias = Annotated[
+    float,
+    partial(
+        trees.check_interval,
+        low=0,
+        high=1,
+        remedy=f"it is c1 = exp(−γδt/2); the paper's is {PAPER_RETENTION:.5f}",
+        open_ends=True,
+    ),
+]
 Frequency: TypeAlias = Annotated[float, partial(trees.check_interval, low=1e-6, high=1, remedy="0.1 is stable enough")]
 
 

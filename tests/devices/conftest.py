@@ -1,0 +1,3 @@
+"""The fixture of the finished run."""
+
+from tests.runs.conftest import finished  # noqa: F401
