@@ -64,6 +64,12 @@ def test_the_citation_has_the_version_of_the_package():
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [pl.__version__]
 
 
+def run(wheel: Path, code: str, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=wheel, env=environment, check=True, capture_output=True, text=True).stdout
+
+
 @pytest.mark.slow
 def test_the_unpacked_wheel_runs(wheel):
     program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]

@@ -87,7 +87,7 @@ class Langevin(Sampler):
 
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         """Return 𝒱 at these weights, or zero if it is not needed."""
-        return trees.zeros_like(weights)
+        return jax.tree.map(jnp.zeros_like, weights)
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
         common = self.beginning(key, weights, temperature)
@@ -300,7 +300,9 @@ class NaivePseudoLangevin(MinibatchLangevin):
         return jax.tree.map(lambda w: jnp.full_like(w, self.mass), weights)
 
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
-        return super().measure_variance(key, weights) if self.subtract_variance else trees.zeros_like(weights)
+        return (
+            super().measure_variance(key, weights) if self.subtract_variance else jax.tree.map(jnp.zeros_like, weights)
+        )
 
     @property
     def refreshes(self) -> bool:
