@@ -178,7 +178,7 @@ def test_a_reason_added_to_the_file_is_kept(simulated, no_picture, tmp_path):
 
 
 def test_unknown_names_and_scales_are_rejected_before_anything_runs(tmp_path):
-    with pytest.raises(ValueError, match=r"name = 'nose': choose one of .*'noise', 'thermodynamics'"):
+    with pytest.raises(ValueError, match=r"name = 'nose': choose one of .*'noise', 'prediction-vs-size'"):
         paper.reproduce(["noise", "nose"], "smoke", tmp_path)
     with pytest.raises(ValueError, match=r"scale = 'large': choose one of .*'smoke', 'paper'"):
         paper.reproduce("noise", "large", tmp_path)

@@ -179,6 +179,9 @@ def test_what_does_not_fit_together_is_rejected_before_anything_runs(text, line)
         build(config.parse(text + ("" if "[start]" in text else "\n[start]\nkind = 'random'")))
 
 
+TARGETS = "targets = 'y.npy'\ntest_targets = 'y.npy'"
+
+
 class TestOwnData:
     @pytest.fixture
     def data(self, tmp_path):
@@ -187,6 +190,7 @@ class TestOwnData:
         np.savez(tmp_path / "train.npz", inputs=inputs, targets=targets)
         np.save(tmp_path / "x.npy", inputs[:8])
         np.save(tmp_path / "y.npy", targets[:8])
+        np.save(tmp_path / "x2.npy", inputs[:8])
         return inputs, targets
 
     def settings(self, tmp_path, task: str):
@@ -199,7 +203,7 @@ class TestOwnData:
     def test_files_relative_to_the_configuration(self, tmp_path, data, text):
         inputs, targets = (array[:8] for array in data)
         np.savez(tmp_path / "train.npz", inputs=inputs, targets=targets, test_inputs=inputs, test_targets=targets)
-        more = "\ntest_inputs = 'x.npy'\ntest_targets = 'y.npy'" if "npy" in text else ""
+        more = "\ntest_inputs = 'x2.npy'\ntest_targets = 'y.npy'" if "npy" in text else ""
         run = build(self.settings(tmp_path, text + more)).run
         assert run.test is not None
         for dataset in (run.sampler.dataset, run.test):
@@ -226,6 +230,7 @@ class TestOwnData:
             ("file = 'cut.npz'", "not a valid"),
             ("file = '.'", "cannot be read"),
             ("file = 'half.npz'", "has the array test_inputs; give both"),
+            (f"inputs = 'x.npy'\ntest_inputs = 'x.npy'\n{TARGETS}", "test_inputs = .* is the training set"),
         ],
     )
     def test_bad_files(self, tmp_path, data, text, line):

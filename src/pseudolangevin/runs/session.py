@@ -265,11 +265,13 @@ class _Session:
             self.log("resumed before the first record: beginning again")
             return self.begin(experiment)
         with hosts.together():
-            at, states, damage, _, trace, _ = _restore(folder, experiment, resuming=True)
+            at, states, damage, *_ = _restore(folder, experiment, resuming=True)
             self.notes += damage
+            with RecordFile(folder.trace) as file:
+                trace, _ = file.read(max(0, at.records - 1), at.records)
         states = experiment.run.put(states)
-        if at.records and trace["step"][at.records - 1] == at.step:
-            recorded = trace["potential"][at.records - 1]
+        if at.records and trace["step"][0] == at.step:
+            recorded = trace["potential"][0]
             energies = experiment.run.split(experiment.run.observe(states)["potential"])  # of what may be code
             if not np.allclose(energies[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
                 why = f"U = {energies.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
@@ -354,7 +356,7 @@ def _restore(
     """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
 
     A damaged record before the checkpoint is an error. A run that is resumed goes back to a checkpoint before the
-    damage instead. With `num_records`, only these records count.
+    damage instead; its records are checked and not returned. With `num_records`, only these records count.
     """
     checkpoints, notes, error = Checkpoints(folder.checkpoints), list[str](), "there is none"
     steps = checkpoints.steps()  # before the records, since a run writes them before
@@ -365,8 +367,10 @@ def _restore(
     with RecordFile(folder.trace, expected) as trace, RecordFile(folder.weights, wanted[1]) as kept:
         if trace.header.about.get("run") != experiment.hashes:
             raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
-        values, records = trace.read(0, num_records)
-        draws, num_kept = kept.read()
+        values, records = trace.read(0, 0 if resuming else num_records)
+        draws, num_kept = kept.read(0, 0 if resuming else None)
+        if resuming:
+            records, num_kept = trace.num_valid(), kept.num_valid()
     files = ((trace, records), (kept, num_kept)) if num_records is None else ()
 
     def damage(*needed: int) -> list[str]:

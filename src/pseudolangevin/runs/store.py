@@ -172,6 +172,15 @@ class RecordFile(AbstractContextManager["RecordFile"]):
         fields = {name: raw[:, low:high].view(d).reshape(len(raw), *shape) for (name, d, shape), (low, high) in parts}
         return fields, first + len(raw)
 
+    def num_valid(self) -> int:
+        """Return the number of valid records before the first bad one; no more than `BUFFER` is in memory at a time."""
+        valid, many = 0, max(1, BUFFER // self._length)
+        while valid < self.recorded:
+            stop = min(valid + many, self.recorded)
+            if (valid := self.read(valid, stop)[1]) < stop:
+                break
+        return valid
+
     def _is_valid(self, index: int, record: memoryview) -> bool:
         hasher = self.header.hasher(index)
         hasher.update(record[:-CHECKSUM])
