@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 import torch
 from torch import nn
 
 import pseudolangevin as pl
-from examples.fashion_cnn import DEFAULT_FOLDER, Size, model_and_data
-from pseudolangevin.adapters.flax import from_flax
+from examples.fashion_cnn import DEFAULT_FOLDER, Size, apply, fashion, init
 
 SETTINGS = Size(10_000, 10_000, 1, (8, 16), 100, 8, 1e-3, 0.5, 0.1)
 NUM_STEPS, NUM_RECORDS = 800, 10
@@ -40,13 +40,13 @@ def timed(call: Callable[[], float]) -> dict[str, float]:
 
 def ours(folder: Path) -> dict[str, dict[str, float]]:
     """Train with this library: the first time, compiled again without records, and with everything compiled."""
-    network, train, test = model_and_data(SETTINGS, folder)
-    model = from_flax(network)
-    sampler = pl.adam(pl.classification(model.apply), train, batch_size=SETTINGS.batch_size, learning_rate=1e-3)
+    train, test = fashion(folder, SETTINGS)
+    weights = init(jax.random.key(0), 28, SETTINGS.channels)
+    sampler = pl.adam(pl.classification(apply), train, batch_size=SETTINGS.batch_size, learning_rate=1e-3)
 
     def run(num_records: int) -> float:
         every = NUM_STEPS // num_records
-        result = pl.sample(sampler, model.weights, num_steps=NUM_STEPS, record_every=every, key=0, test=test)
+        result = pl.sample(sampler, weights, num_steps=NUM_STEPS, record_every=every, key=0, test=test)
         return float(result.trace.test_error[0, 0, -1])
 
     return {
@@ -59,9 +59,8 @@ def ours(folder: Path) -> dict[str, dict[str, float]]:
 def torchs(folder: Path, threads: int) -> dict[str, dict[str, float]]:
     """Train with PyTorch."""
     torch.set_num_threads(threads)
-    _, train, test = model_and_data(SETTINGS, folder)
     sets = []
-    for dataset in (train, test):
+    for dataset in fashion(folder, SETTINGS):
         inputs, targets = (torch.from_numpy(np.array(part)) for part in dataset.batch)
         sets.append((inputs.movedim(-1, 1).contiguous(), targets.long()))
     first, second = SETTINGS.channels

@@ -1,6 +1,6 @@
 """Share of a run's time that making its files durable takes, at the default intervals.
 
-    python benchmarks/durability.py --seconds 180 --out benchmarks/results/durability-cpu.json
+    python -m benchmarks.durability --seconds 180 --out benchmarks/results/durability-cpu.json
 
 Every call of fsync is timed, in a run of the default configuration and in one of a tiny network, whose steps take
 microseconds. The share is compared with the run's time, from its first record on, so that compilation is left out.
@@ -18,19 +18,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attack import TINY
-
 from pseudolangevin.runs import config, session, store
+from tests.runs.small_runs import SMALL_RUN
 
 CASES = {
-    "default configuration, N = 11160": 'num_steps = 100_000_000\nrecord_every = 1_500\nstart.kind = "random"\n',
-    "tiny network, N = 21": TINY.replace("checkpoint_every = 30", "")
-    .replace("num_steps = 400", "num_steps = 100_000_000")
-    .replace("record_every = 10", "record_every = 2_500"),
+    "default configuration, N = 11160": lambda: config.parse(
+        'num_steps = 100_000_000\nrecord_every = 1_500\nstart.kind = "random"\n'
+    ),
+    "tiny network, N = 21": lambda: config.parse(
+        SMALL_RUN.replace("checkpoint_every = 30", ""), ("num_steps=100000000", "record_every=2500")
+    ),
 }
 
 
-def measure(text: str, seconds: float) -> dict[str, Any]:
+def measure(settings: config.Settings, seconds: float) -> dict[str, Any]:
     """Run a configuration for some time, and return what its synchronisations took."""
     fsync, calls = os.fsync, list[tuple[float, float]]()
 
@@ -49,7 +50,7 @@ def measure(text: str, seconds: float) -> dict[str, Any]:
     os.fsync = timed
     try:
         with tempfile.TemporaryDirectory(dir=".") as folder:
-            session.start(config.parse(text), Path(folder, "run"), progress=False, on_record=on_record)
+            session.start(settings, Path(folder, "run"), progress=False, on_record=on_record)
             ended, trace = time.monotonic(), store.read_trace(Path(folder, "run"))
     finally:
         os.fsync = fsync
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cases = [*CASES.items()] if options.case is None else [[*CASES.items()][options.case]]
-    found: dict[str, Any] = {name: measure(text, options.seconds) for name, text in cases}
+    found: dict[str, Any] = {name: measure(settings(), options.seconds) for name, settings in cases}
     found |= {"platform": platform.platform(), "load_average": os.getloadavg()}
     print(json.dumps(found, indent=2))
     if options.out:
