@@ -95,10 +95,10 @@ def compile_all(size: str, data: int, weights: int) -> list[dict[str, Any]]:
     starts = placed(jax.tree.map(lambda w: jax.ShapeDtypeStruct((1, *w.shape), w.dtype), one))
     temperatures = placed(jax.ShapeDtypeStruct((1,), jnp.float32))
     keys = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)))
-    states = placed(chains._start.eval_shape(sampler, starts, temperatures, keys))
+    states = placed(chains._start.eval_shape(sampler, starts, temperatures, keys, False))
     num_weights = trees.num_weights(one)
     programs = {
-        "init": lambda: chains._start.lower(sampler, starts, temperatures, keys),
+        "init": lambda: chains._start.lower(sampler, starts, temperatures, keys, False),
         "advance": lambda: chains._segment.lower(sampler, states, 10, 1),
         "refresh": lambda: chains._refresh.lower(sampler, states),
         "observe": lambda: chains._observe.lower(sampler, states, dataset, None, (), CHUNK_SIZE),

@@ -206,12 +206,13 @@ Stream = IntEnum("Stream", "INIT STEP REFRESH BATCH NOISE FRICTION MEASURE EXCHA
 
 def stream_keys(key: Key) -> Key:
     """Return the keys of all streams, for use in place of the chain's key: a GPU would fold them at every step."""
-    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(Stream)))
+    return jnp.stack([jax.random.fold_in(key, stream) for stream in Stream])
 
 
 def stream_key(key: Key, stream: Stream) -> Key:
     """Return the key of all events of one kind, from a chain's key or its `stream_keys`."""
-    return key[stream] if key.ndim else jax.random.fold_in(key, stream)
+    is_raw = not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)  # from jax.random.PRNGKey, with an axis more
+    return key[stream] if key.ndim > is_raw else jax.random.fold_in(key, stream)
 
 
 def key_for(key: Key, stream: Stream, step: Array | int) -> Key:

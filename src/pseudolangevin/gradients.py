@@ -317,10 +317,10 @@ def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any], mapped: bool) ->
 
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
-        if (inner := _inner(equation)) is not None:
-            results = _evaluate(inner.jaxpr, inner.consts, operands, mapped)
-        else:
-            results = _apply(equation, operands, mapped)
+        inner = _inner(equation)
+        results = (
+            _evaluate(inner.jaxpr, inner.consts, operands, mapped) if inner else _apply(equation, operands, mapped)
+        )
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

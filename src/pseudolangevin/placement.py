@@ -219,8 +219,9 @@ def to_host(tree: Any, *, keep: bool = True) -> Any:
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(to_host(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-        copy = process_allgather(leaf, tiled=True)  # one array at a time: a device needs memory for the largest only
-        return copy if keep else leaf
+        copy = jax.jit(jnp.asarray, out_shardings=leaf.sharding.update(spec=PartitionSpec()))(leaf)  # type: ignore[attr-defined]
+        jax.block_until_ready(copy)  # one array at a time, so that a device needs memory for the largest one only
+        return np.asarray(copy.addressable_data(0)) if keep else leaf
 
     return jax.tree.map(complete, tree)
 

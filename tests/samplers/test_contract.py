@@ -222,7 +222,7 @@ def test_a_sampler_is_a_pytree_of_its_data(result):
     assert type(rebuilt) is type(sampler)
     assert rebuilt.settings == sampler.settings
     assert rebuilt.potential is sampler.potential
-    assert "Args:\n        potential: U." in str(type(sampler).__doc__)
+    assert "Args:\n    potential: U." in str(type(sampler).__doc__)
 
 
 def test_the_same_settings_compile_once(result, task):

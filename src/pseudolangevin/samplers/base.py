@@ -8,6 +8,7 @@ compiled functions take it as an argument. Its methods are pure functions of the
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import numbers
 import re
 from abc import ABC, abstractmethod
@@ -74,8 +75,8 @@ class Status(IntEnum):
 
 def _arguments(doc: str) -> dict[str, str]:
     """Return the lines about each argument of a docstring, by its name."""
-    lines = doc.partition("    Args:\n")[2].partition("\n\n")[0].rstrip()
-    entries = filter(None, re.split(r"^(?= {8}\w)", lines, flags=re.MULTILINE))
+    lines = inspect.cleandoc(doc).partition("Args:\n")[2].partition("\n\n")[0]
+    entries = filter(None, re.split(r"^(?= {4}\w)", lines, flags=re.MULTILINE))
     return {entry.split(":")[0].strip(): entry.rstrip() for entry in entries}
 
 
@@ -110,12 +111,12 @@ class Sampler(ABC):
         """Register the class as a pytree, and put the arguments of its bases before its own in the docstring."""
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
-        head, _, tail = (cls.__doc__ or "").rstrip().partition("    Args:\n")
+        head, _, tail = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")
         cls.own_arguments, arguments = _arguments(cls.__doc__ or ""), dict[str, str]()
         for base in reversed(cls.__mro__):
             arguments |= vars(base).get("own_arguments", {})
         example = tail.partition("\n\n")[2]
-        cls.__doc__ = "\n".join([head.rstrip(), "", "    Args:", *arguments.values(), "", example, ""])
+        cls.__doc__ = "\n".join([head.rstrip(), "", "Args:", *arguments.values(), "", example]).rstrip()
 
     def __post_init__(self) -> None:
         if not isinstance(self.potential, Potential):

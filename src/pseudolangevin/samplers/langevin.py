@@ -380,8 +380,7 @@ class NoiseMassLangevin(MinibatchLangevin):
         nominal = masses.from_noise(self._guarded(measured), temperature, self.temperature_ratio, **self.dynamics)
         return self._stable(nominal, weights)
 
-    def initial_masses(self, measured: Weights, weights: Weights, temperature: Array) -> Weights:
-        return self.nominal_masses(measured, weights, temperature)
+    initial_masses = nominal_masses
 
     def raise_masses(self, state: LangevinState, measured: Weights) -> tuple[LangevinState, Weights]:
         """Raise the masses whose 𝒯_i exceeds 𝒯max; return also 𝒯_i/𝒯max before that."""
