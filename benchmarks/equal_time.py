@@ -1,8 +1,7 @@
 """Bias and diffusion of samplers in equal time on one small network, alongside hybrid Monte Carlo and BlackJAX.
 
     python -m benchmarks.equal_time --out benchmarks/results/equal-time-364-cpu.json       # six chains, two cores
-    python -m benchmarks.equal_time --size 1900 --out FILE                                 # on a GPU
-    python -m benchmarks.equal_time --methods 2 --seconds 60 --out FILE                    # hMC and balanced alone
+    python -m benchmarks.equal_time --size 1900 --methods 2 --seconds 250 --out FILE       # hMC and balanced alone
 
 Every method has the same network, data, batches of S = P/10 examples, chains, start and time for its steps. The clock
 runs during steps and measurements of the gradient variance only; on a CPU it counts the seconds of this process on all

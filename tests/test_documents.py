@@ -174,7 +174,7 @@ def test_the_cells_of_a_notebook_run_one_after_another(path, tmp_path, monkeypat
     names: dict[str, Any] = {"command": command}
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         if cell["cell_type"] == "code":
-            code = shortened("".join(cell["source"])).replace("--steps 80000", "--steps 40")
+            code = shortened("".join(cell["source"])).replace("--steps 200000 --record-every 50", "--steps 40")
             for long, short in (("range(100)", "range(40)"), ("range(500)", "range(10)"), ("range(20)", "range(5)")):
                 code = code.replace(long, short)
             code = re.sub(r"^!(.+)$", lambda found: f"command({found[1]!r})", code, flags=re.MULTILINE)
