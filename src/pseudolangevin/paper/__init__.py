@@ -12,21 +12,22 @@ import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from .._trees import check_choice
 from .results import Reproduction
 
 MODULES = {
-    **{found.name.replace("_", "-"): found.name for found in iter_modules(__path__)},
+    **{
+        file.stem.replace("_", "-"): file.stem
+        for file in sorted(Path(__file__).parent.glob("*.py"))
+        if "\nSETTINGS:" in file.read_text(encoding="utf-8")
+    },
     "performance": "speeds.PERFORMANCE",
     "variants": "speeds.VARIANTS",
     "batch-size": "speeds.BATCH_SIZE",
     "suboptimal": "speeds.SUBOPTIMAL",
 }
-for shared in ("results", "spins", "speeds"):
-    del MODULES[shared]
 
 
 def reproduce(names: str | Sequence[str], scale: str, out: Path, max_seconds: float | None = None) -> int:
