@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import sys
 import time
@@ -367,7 +368,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command line of this process."""
-    code = run()
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
     if code == INTERRUPTED:
         placement.leave(code)  # at once: interrupted threads of JAX's compiler may crash the interpreter at its end
     sys.exit(code)
