@@ -75,8 +75,10 @@ class RunFolder:
             raise RunFolderError(f"{self.path} already contains a run; {remedy}")
         if foreign := contents - {"lock", "log.txt", ".config.toml.partial"}:
             raise RunFolderError(f"{self.path} is not empty ({min(foreign)} is there); choose another --out")
-        sync(self.path.parent)
+        for made in (self.path, *missing):
+            sync(made.parent)
 
+            missing = [parent for parent in self.path.parents if not parent.exists()]
     def log(self, line: str) -> None:
         """Append a line with the time; an error in writing it does not stop a run."""
         with suppress(OSError):
@@ -184,7 +186,10 @@ def read_or_empty(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
-    """Turn a full disk, a folder that disappeared and other errors in writing into one line with the remedy."""
+    """Turn a full disk, a folder that disappeared and other errors in writing into one line with the remedy.
+
+    An error about a file elsewhere is one of the user's code or data, and is left as it is.
+    """
     try:
         yield
     except OSError as error:
@@ -205,6 +210,8 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
     file names the holder: text without a lock is that of a process that was killed.
     """
     with os.fdopen(open_own(folder.lock, os.O_RDWR | os.O_CREAT), "rb+", buffering=0) as file:
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder.path):
+            raise
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
