@@ -115,6 +115,15 @@ def test_incomplete_and_missing_files(running, damage):
         assert "run" in printed(running)
 
 
+def test_forged_labels_stay_text_and_a_trace_without_status_is_none(tmp_path):
+    trace = make_trace()
+    trace["loss"].attrs["label"] = "[/x]\x1b[2J"
+    text = printed(write_run(tmp_path / "label", trace))
+    assert "[/x]" in text
+    assert "\x1b" not in text
+    assert "nothing recorded yet" in printed(write_run(tmp_path / "status", make_trace().drop_vars("status")))
+
+
 def test_an_empty_folder_and_no_folder(tmp_path):
     assert "nothing recorded yet" in printed(tmp_path)
     assert read_trace(tmp_path) is None

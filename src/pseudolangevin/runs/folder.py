@@ -171,6 +171,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if not isinstance(value := json.loads(text), dict):
             raise ValueError("not a JSON object")
+def printable(text: str) -> str:
+    """Return text of a file without control characters, which a terminal would obey."""
+    return "".join(character for character in text if character.isprintable() or character == "\n")
+
+
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     return value

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ..samplers.base import HEALTHY, Status
 from . import RunFolderError
-from .folder import RunFolder, read_or_empty
+from .folder import RunFolder, printable, read_or_empty
 from .store import in_order, read_trace
 
 MAX_ROWS = 24
@@ -49,11 +49,11 @@ def render(path: str | Path, width: int = 120) -> tuple[Group, bool]:
     """Return the view for a terminal of this width, and whether the run is finished."""
     folder = RunFolder(path)
     config, trace = read_or_empty(folder.config), read_trace(path, last=50)
-    heading = Text(folder.path.resolve().name, style="bold")
+    heading = Text(printable(folder.path.resolve().name), style="bold")
     words = [_get(config, "sampler", "name").replace("_", " "), _get(config, "network", "sizes")]
     words += [] if trace is None else [f"{trace.sizes['temperature']} temperature(s) x {trace.sizes['chain']} chain(s)"]
     words += [_get(read_or_empty(folder.provenance), "device")]
-    heading.append("  " + ", ".join(word for word in words if word), style="not bold dim")
+    heading.append("  " + printable(", ".join(word for word in words if word)), style="not bold dim")
     if trace is None or not trace.sizes["draw"]:
         return Group(heading, Text("nothing recorded yet", style="dim")), False
     step, total = int(trace["step"].values[-1]), int("0" + re.sub(r"\D", "", _get(config, "num_steps")))
@@ -82,7 +82,7 @@ def _table(last: xr.Dataset, width: int) -> Table:
             room -= column + 2
             if room < 0 and columns:
                 break
-            table.add_column(heading, justify="right", max_width=column)
+            table.add_column(Text(printable(heading)), justify="right", max_width=column)
             columns.append([f"{value:.4g}".replace("nan", "-") for value in values.values])
     table.add_column("status")
     for index, temperature in enumerate(last["temperature"].values[:MAX_ROWS]):
