@@ -63,22 +63,34 @@ class RunFolder:
         check_own(folder.checkpoints, stat.S_ISDIR)
         return folder
 
+    @property
+    def made_by_python(self) -> bool:
+        """Whether Python started the run, whose model is then code."""
+        return read_or_empty(self.config).get("made_by") == "python"
+
+    @property
+    def resume_call(self) -> str:
+        """The call or command that continues the run."""
+        python = f"pl.resume({str(self.path)!r}, sampler)"
+        return python if self.made_by_python else f"`pseudolangevin resume {self.path}`"
+
     def make(self) -> None:
         """Make the folder, or take an empty one; raise if it contains anything else."""
         try:
+            missing = [parent for parent in self.path.parents if not parent.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             contents = {entry.name for entry in self.path.iterdir()}
         except OSError as error:
             raise RunFolderError(f"{self.path} cannot be made: {error.strerror}; choose another --out") from None
         if "config.toml" in contents:
-            remedy = f"continue it with `pseudolangevin resume {self.path}`, or choose another --out"
+            another = "folder" if self.made_by_python else "--out"
+            remedy = f"continue it with {self.resume_call}, or choose another {another}"
             raise RunFolderError(f"{self.path} already contains a run; {remedy}")
         if foreign := contents - {"lock", "log.txt", ".config.toml.partial"}:
             raise RunFolderError(f"{self.path} is not empty ({min(foreign)} is there); choose another --out")
         for made in (self.path, *missing):
             sync(made.parent)
 
-            missing = [parent for parent in self.path.parents if not parent.exists()]
     def log(self, line: str) -> None:
         """Append a line with the time; an error in writing it does not stop a run."""
         with suppress(OSError):
@@ -159,6 +171,11 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def printable(text: str) -> str:
+    """Return text of a file without control characters, which a terminal would obey."""
+    return "".join(character for character in text if character.isprintable() or character == "\n")
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace the content of a file; readers and crashes see the old text or the new text."""
     with replaced(path) as file:
@@ -171,11 +188,6 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if not isinstance(value := json.loads(text), dict):
             raise ValueError("not a JSON object")
-def printable(text: str) -> str:
-    """Return text of a file without control characters, which a terminal would obey."""
-    return "".join(character for character in text if character.isprintable() or character == "\n")
-
-
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     return value
@@ -198,12 +210,14 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder.path):
+            raise
         why, remedy = f"{error.filename or folder.path}: {error.strerror or error}", "make the folder writable"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why, remedy = "no space left on the disk; what was recorded is safe", "free some space"
         elif not folder.config.is_file():
             why, remedy = "the folder was removed or moved while the run wrote to it", "put it back"
-        resume = f"{remedy}, then `pseudolangevin resume {folder.path}`"
+        resume = f"{remedy}, then {folder.resume_call}"
         raise RunFolderError(f"{folder.path}: {why}; {resume}") from error
 
 
@@ -215,8 +229,6 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
     file names the holder: text without a lock is that of a process that was killed.
     """
     with os.fdopen(open_own(folder.lock, os.O_RDWR | os.O_CREAT), "rb+", buffering=0) as file:
-        if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder.path):
-            raise
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
