@@ -141,9 +141,8 @@ def check(
         found, trace = read_or_empty(folder.certificate), store.read_trace(run_dir, last=1)
         steps: Any = [] if trace is None else trace["step"].values
         if not isinstance(step := found.get("step"), int) or not len(steps) or step < steps[-1]:
-            why = "is missing, damaged or older than the last record"
             remedy = "finish it with pl.resume(DIR, sampler), or use pl.certificate(pl.load(DIR, sampler))"
-            raise RunFolderError(f"{folder.certificate} {why}; {remedy}")
+            raise RunFolderError(f"{folder.certificate} is missing, damaged or older than the last record; {remedy}")
         return _show(printable(str(found.pop("text", ""))), found, as_json, found.get("passed") is True)
     result = session.load(run_dir, allow_code=allow_code)
     if result.trace.sizes["draw"] == 0:

@@ -3,7 +3,7 @@
 A module, or an object in it, has SETTINGS by scale and three functions: `measure(settings, parts, out)` measures the
 parts with `parts.measure`; `rows(found, settings)` and `draw(found, settings)` make the rows and the picture from the
 values of the parts, which are plain numbers and lists from NAME.json. To add a reproduction, write its module, which is
-found by its name, and put the published numbers into published.json.
+found by its SETTINGS, and put the published numbers into published.json.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from typing import Any
 from .._trees import check_choice
 from .results import Reproduction
 
+_found = [file.stem for file in Path(__file__).parent.glob("*.py") if "\nSETTINGS:" in file.read_text("utf-8")]
 MODULES = {
-    **{
-        file.stem.replace("_", "-"): file.stem
-        for file in sorted(Path(__file__).parent.glob("*.py"))
-        if "\nSETTINGS:" in file.read_text(encoding="utf-8")
-    },
+    **{name.replace("_", "-"): name for name in sorted(_found)},
     "performance": "speeds.PERFORMANCE",
     "variants": "speeds.VARIANTS",
     "batch-size": "speeds.BATCH_SIZE",

@@ -71,8 +71,7 @@ class RunFolder:
     @property
     def resume_call(self) -> str:
         """The call or command that continues the run."""
-        python = f"pl.resume({str(self.path)!r}, sampler)"
-        return python if self.made_by_python else f"`pseudolangevin resume {self.path}`"
+        return "pl.resume(DIR, sampler)" if self.made_by_python else f"`pseudolangevin resume {self.path}`"
 
     def make(self) -> None:
         """Make the folder, or take an empty one; raise if it contains anything else."""
@@ -83,9 +82,8 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"{self.path} cannot be made: {error.strerror}; choose another --out") from None
         if "config.toml" in contents:
-            another = "folder" if self.made_by_python else "--out"
-            remedy = f"continue it with {self.resume_call}, or choose another {another}"
-            raise RunFolderError(f"{self.path} already contains a run; {remedy}")
+            remedy = f"{self.resume_call}, or choose another folder"
+            raise RunFolderError(f"{self.path} already contains a run; continue it with {remedy}")
         if foreign := contents - {"lock", "log.txt", ".config.toml.partial"}:
             raise RunFolderError(f"{self.path} is not empty ({min(foreign)} is there); choose another --out")
         for made in (self.path, *missing):
@@ -203,22 +201,18 @@ def read_or_empty(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def disk_errors(folder: RunFolder) -> Iterator[None]:
-    """Turn a full disk, a folder that disappeared and other errors in writing into one line with the remedy.
-
-    An error about a file elsewhere is one of the user's code or data, and is left as it is.
-    """
+    """Turn a full disk, a folder that disappeared and other errors in writing into one line with the remedy."""
     try:
         yield
     except OSError as error:
         if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder.path):
-            raise
+            raise  # an error of the user's code, or about a file of data
         why, remedy = f"{error.filename or folder.path}: {error.strerror or error}", "make the folder writable"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why, remedy = "no space left on the disk; what was recorded is safe", "free some space"
         elif not folder.config.is_file():
             why, remedy = "the folder was removed or moved while the run wrote to it", "put it back"
-        resume = f"{remedy}, then {folder.resume_call}"
-        raise RunFolderError(f"{folder.path}: {why}; {resume}") from error
+        raise RunFolderError(f"{folder.path}: {why}; {remedy}, then {folder.resume_call}") from error
 
 
 @contextmanager

@@ -255,8 +255,7 @@ def write_report(
     except Exception as error:  # the page is useful without a certificate, and states the reason
         facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
     if result is None:
-        seconds = float(trace["seconds"].values[-1])
-        result = Result(trace, {}, None, None, None, seconds)  # type: ignore[arg-type]
+        result = Result(trace, {}, None, None, None, float(trace["seconds"].values[-1]))  # type: ignore[arg-type]
     page = folder.path / "report.html"
     write_text(page, report_html(result, certificate=certificate, facts=facts))
     return page

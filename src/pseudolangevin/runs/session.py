@@ -32,17 +32,7 @@ from ..samplers.base import HEALTHY, Sampler
 from . import ConfigError, RunFolderError, config, naming
 from .build import Experiment, build, check_chains, hash_of, python_settings
 from .config import CHANGEABLE, FREE, PythonSettings, Settings
-from .folder import (
-    RunFolder,
-    damaged,
-    describe_session,
-    disk_errors,
-    locked,
-    read_json,
-    read_or_empty,
-    read_text,
-    write_text,
-)
+from .folder import RunFolder, describe_session, disk_errors, locked, read_json, read_or_empty, read_text, write_text
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
@@ -265,7 +255,7 @@ class _Session:
             if begun or folder.provenance.exists():
                 noted = read_json(folder.provenance)
                 if not isinstance(noted.setdefault("resumed", []), list):
-                    raise damaged(folder.provenance, "resumed is not a list")
+                    raise RunFolderError(f"{folder.provenance}: resumed is not a list; restore it from a copy")
                 found = experiment.hashes | {"test_sha256": hash_of(experiment.run.test)}
                 if noted.get("settings_sha256") != found["settings_sha256"]:
                     raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")

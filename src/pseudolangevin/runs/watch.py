@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..samplers.base import HEALTHY, Status
-from . import RunFolderError
 from .folder import RunFolder, printable, read_or_empty
 from .store import in_order, read_trace
 
@@ -28,8 +27,6 @@ MAX_ROWS = 24
 
 def watch(path: str | Path, once: bool = False, console: Console | None = None) -> None:
     """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal."""
-    if not Path(path).is_dir():
-        raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
     console = console or Console()
     view, finished = render(path, console.width)
     if once or not console.is_terminal:
