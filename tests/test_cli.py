@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, Mock
@@ -30,6 +32,15 @@ def test_help_shows_an_example_of_every_command(capsys):
     assert capsys.readouterr().out.startswith("0.")
     assert cli.run([]) == 2
     assert "demo" in capsys.readouterr().out
+
+
+def test_a_reader_that_ends_early_ends_the_command_silently():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pseudolangevin", "sample", "--print-config"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_the_printed_configuration_can_be_edited_and_run(capsys, tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ import typer
 
 from . import placement
 from .runs import ConfigError, RunFolderError, naming
-from .runs.folder import RunFolder, read_json, read_or_empty
+from .runs.folder import RunFolder, printable, read_or_empty
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -136,12 +137,13 @@ def check(
     from .runs import session, store
 
     folder = RunFolder(run_dir)
-    if read_or_empty(folder.config).get("made_by") == "python":  # Python left its certificate there
-        found, trace = read_json(folder.certificate), store.read_trace(run_dir, last=1)
-        if trace is None or found.get("step", -1) < int(trace["step"].values[-1]):
+    if folder.made_by_python:  # Python left its certificate there
+        found, trace = read_or_empty(folder.certificate), store.read_trace(run_dir, last=1)
+        steps: Any = [] if trace is None else trace["step"].values
+        if not isinstance(step := found.get("step"), int) or not len(steps) or step < steps[-1]:
             remedy = "finish it with pl.resume(DIR, sampler), or use pl.certificate(pl.load(DIR, sampler))"
-            raise RunFolderError(f"{folder.certificate} is older than the last record; {remedy}")
-        return _show(found.pop("text", ""), found, as_json, found.get("passed") is True)
+            raise RunFolderError(f"{folder.certificate} is missing, damaged or older than the last record; {remedy}")
+        return _show(printable(str(found.pop("text", ""))), found, as_json, found.get("passed") is True)
     result = session.load(run_dir, allow_code=allow_code)
     if result.trace.sizes["draw"] == 0:
         raise RunFolderError(f"{run_dir} has no records yet; continue it with `pseudolangevin resume {run_dir}`")
@@ -367,7 +369,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command line of this process."""
-    code = run()
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
     if code == INTERRUPTED:
         placement.leave(code)  # at once: interrupted threads of JAX's compiler may crash the interpreter at its end
     sys.exit(code)

@@ -199,6 +199,11 @@ class TestOwnData:
         )
         return config.read(tmp_path / "run.toml")
 
+    def test_the_same_inputs_may_be_tested_with_other_targets(self, tmp_path, data):
+        np.save(tmp_path / "y2.npy", data[1][:8])
+        pairs = "inputs = 'x.npy'\ntargets = 'y.npy'\ntest_inputs = 'x.npy'\ntest_targets = 'y2.npy'"
+        assert build(self.settings(tmp_path, pairs)).run.test is not None
+
     @pytest.mark.parametrize("text", ["file = 'train.npz'", "inputs = 'x.npy'\ntargets = 'y.npy'"])
     def test_files_relative_to_the_configuration(self, tmp_path, data, text):
         inputs, targets = (array[:8] for array in data)

@@ -5,10 +5,20 @@ from __future__ import annotations
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
-from pseudolangevin.runs.folder import RunFolder, RunFolderError, locked, read_json, read_or_empty, write_text
+from pseudolangevin.runs import folder as module
+from pseudolangevin.runs.folder import (
+    RunFolder,
+    RunFolderError,
+    disk_errors,
+    locked,
+    read_json,
+    read_or_empty,
+    write_text,
+)
 
 
 def test_a_second_writer_is_rejected(tmp_path):
@@ -63,3 +73,24 @@ def test_what_cannot_be_read_is_damaged_or_absent(tmp_path, content):
         assert read_or_empty(tmp_path / name) == {}
     with pytest.raises(RunFolderError, match="is damaged"):
         read_json(tmp_path / "file.json")
+
+
+def test_the_names_of_all_new_folders_are_durable(tmp_path, monkeypatch):
+    synced: list[Path] = []
+    monkeypatch.setattr(module, "sync", synced.append)
+    RunFolder(tmp_path / "a" / "b" / "run").make()
+    assert synced == [tmp_path / "a" / "b", tmp_path / "a", tmp_path]
+
+
+def test_errors_about_files_elsewhere_are_left_as_they_are(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    with pytest.raises(FileNotFoundError, match="elsewhere"), disk_errors(folder):
+        (tmp_path / "elsewhere").read_text()
+    folder.config.touch()
+    for own in (folder.trace, folder.checkpoints / "file"):
+        with pytest.raises(RunFolderError, match=r"No such file.*then `pseudolangevin resume"), disk_errors(folder):
+            own.read_text()
+    folder.config.write_text('made_by = "python"')
+    with pytest.raises(RunFolderError, match=r"then pl.resume\(DIR, sampler\)"), disk_errors(folder):
+        folder.trace.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from pseudolangevin import cli
 from pseudolangevin.runs import config, session
 from pseudolangevin.runs.config import ConfigError
 from pseudolangevin.runs.folder import RunFolderError
+from pseudolangevin.runs.store import RecordFile
 
 from .small_runs import SMALL_RUN
 
@@ -66,6 +68,32 @@ def test_a_run_of_any_model_continues_to_the_same_bits(dataset, tmp_path, wrap, 
     assert cli.run(["watch", str(tmp_path / "run"), "--once"]) == 0
     with pytest.raises(ConfigError, match=r"made_by.*pl.load\(DIR, sampler\)"):
         pl.load(tmp_path / "run")
+
+
+def test_certificate_and_page_of_a_run_that_python_started(dataset, tmp_path, capsys):
+    """The command line reads what Python wrote, and names the call that writes it again."""
+    run, sampler = tmp_path / "run", make_sampler(dataset)
+    pl.sample(sampler, {"a": jnp.ones(2), "b": jnp.zeros(())}, num_steps=30, folder=run, **OPTIONS)
+    page, certificate = (run / "report.html").read_text(), (run / "certificate.json").read_text()
+    assert cli.run(["report", str(run)]) == 2
+    assert "write_report(DIR, result=pl.load(DIR, sampler))" in capsys.readouterr().err
+    assert (run / "report.html").read_text() == page
+    (run / "certificate.json").write_text(json.dumps(json.loads(certificate) | {"text": "a\x1b[2J\nb"}))
+    assert cli.run(["check", str(run)]) == 1
+    assert capsys.readouterr().out == "a[2J\nb\n"
+    for forged in ('{"step": "x"}', "{", None):
+        (run / "certificate.json").unlink()
+        if forged:
+            (run / "certificate.json").write_text(forged)
+        assert cli.run(["check", str(run)]) == 2
+        assert "finish it with pl.resume(DIR, sampler)" in capsys.readouterr().err
+    pl.resume(run, sampler)
+    assert (run / "certificate.json").read_text() == certificate
+    with RecordFile(run / "trace.records", writable=True) as file:
+        file.truncate(0)
+    for command in ("check", "report"):
+        assert cli.run([command, str(run)]) == 2
+        assert "pl.resume(" in capsys.readouterr().err
 
 
 def test_another_model_is_rejected(dataset, tmp_path):

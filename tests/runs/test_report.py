@@ -222,6 +222,15 @@ def test_write_report_rejects_a_trace_whose_first_record_is_damaged(finished: Pa
         write_report(run)
 
 
+@pytest.mark.parametrize(("keep", "zeroed"), [(-200, 200), (None, 4096)])
+def test_write_report_of_a_trace_whose_last_record_is_damaged(finished: Path, tmp_path: Path, keep, zeroed) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    content = (run / "trace.records").read_bytes()
+    (run / "trace.records").write_bytes(content[:keep] + bytes(zeroed))
+    assert "trace-loss" in Parser(write_report(run).read_text(encoding="utf-8")).figures
+
+
 def test_summary_picture() -> None:
     before = dict(mpl.rcParams)
     figure = summary_figure(make_trace())

@@ -171,6 +171,13 @@ def test_only_some_settings_may_change(copy):
         session.continue_run(copy)
 
 
+def test_a_forged_list_of_resumptions_is_rejected(copy):
+    noted = json.loads((copy / "provenance.json").read_text())
+    (copy / "provenance.json").write_text(json.dumps(noted | {"resumed": "x"}))
+    with pytest.raises(RunFolderError, match="resumed is not a list"):
+        session.continue_run(copy, ["num_steps=440"], progress=False)
+
+
 def test_chains_that_stop_are_counted_and_logged(tmp_path):
     settings = tomllib.loads(config.to_toml(small_settings()))
     settings |= {"sampler": {"name": "adam", "batch_size": 10, "learning_rate": 1e38}, "num_steps": 40}

@@ -13,7 +13,6 @@ import xarray as xr
 from rich.console import Console
 
 from pseudolangevin.runs import watch as module
-from pseudolangevin.runs.folder import RunFolderError
 from pseudolangevin.runs.store import Header, RecordFile, read_trace
 from pseudolangevin.runs.watch import render, watch
 from pseudolangevin.samplers import Status
@@ -115,11 +114,18 @@ def test_incomplete_and_missing_files(running, damage):
         assert "run" in printed(running)
 
 
-def test_an_empty_folder_and_no_folder(tmp_path):
+def test_forged_labels_stay_text_and_a_trace_without_status_is_none(tmp_path):
+    trace = make_trace()
+    trace["loss"].attrs["label"] = "[/x]\x1b[2J"
+    text = printed(write_run(tmp_path / "label", trace))
+    assert "[/x]" in text
+    assert "\x1b" not in text
+    assert "nothing recorded yet" in printed(write_run(tmp_path / "status", make_trace().drop_vars("status")))
+
+
+def test_an_empty_folder(tmp_path):
     assert "nothing recorded yet" in printed(tmp_path)
     assert read_trace(tmp_path) is None
-    with pytest.raises(RunFolderError, match="is not a folder; give"):
-        watch(tmp_path / "nothere")
 
 
 def test_only_complete_records_are_read(running):

@@ -3,7 +3,7 @@
 A module, or an object in it, has SETTINGS by scale and three functions: `measure(settings, parts, out)` measures the
 parts with `parts.measure`; `rows(found, settings)` and `draw(found, settings)` make the rows and the picture from the
 values of the parts, which are plain numbers and lists from NAME.json. To add a reproduction, write its module, which is
-found by its name, and put the published numbers into published.json.
+found by its SETTINGS, and put the published numbers into published.json.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from .._trees import check_choice
 from .results import Reproduction
 
+_found = [file.stem for file in Path(__file__).parent.glob("*.py") if "\nSETTINGS:" in file.read_text("utf-8")]
 MODULES = {
-    **{found.name.replace("_", "-"): found.name for found in iter_modules(__path__)},
+    **{name.replace("_", "-"): name for name in sorted(_found)},
     "performance": "speeds.PERFORMANCE",
     "variants": "speeds.VARIANTS",
     "batch-size": "speeds.BATCH_SIZE",
     "suboptimal": "speeds.SUBOPTIMAL",
 }
-for shared in ("results", "spins", "speeds"):
-    del MODULES[shared]
 
 
 def reproduce(names: str | Sequence[str], scale: str, out: Path, max_seconds: float | None = None) -> int:

@@ -91,11 +91,13 @@ class Files(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Files:
-        given = [name is not None for name in (self.inputs, self.targets, self.test_inputs, self.test_targets)]
+        names = (self.inputs, self.targets, self.test_inputs, self.test_targets)
+        paths = [name and os.path.realpath(name) for name in names]
+        given = [path is not None for path in paths]
         if given not in ([[False] * 4] if self.file else [[True, True, False, False], [True] * 4]):
             either = 'either file = "data.npz", or inputs = "x.npy" and targets = "y.npy"'
             raise ValueError(f"give {either}; with both or neither of test_inputs, test_targets")
-        if self.test_inputs is not None and self.test_inputs == self.inputs:
+        if all(given) and paths[:2] == paths[2:]:
             raise ValueError(f"test_inputs = {self.test_inputs!r} is the training set; name other examples")
         if self.stream and self.file is not None:
             raise ValueError("stream = true needs inputs and targets as .npy files, not file")

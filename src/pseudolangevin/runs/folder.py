@@ -63,19 +63,31 @@ class RunFolder:
         check_own(folder.checkpoints, stat.S_ISDIR)
         return folder
 
+    @property
+    def made_by_python(self) -> bool:
+        """Whether Python started the run, whose model is then code."""
+        return read_or_empty(self.config).get("made_by") == "python"
+
+    @property
+    def resume_call(self) -> str:
+        """The call or command that continues the run."""
+        return "pl.resume(DIR, sampler)" if self.made_by_python else f"`pseudolangevin resume {self.path}`"
+
     def make(self) -> None:
         """Make the folder, or take an empty one; raise if it contains anything else."""
         try:
+            missing = [parent for parent in self.path.parents if not parent.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             contents = {entry.name for entry in self.path.iterdir()}
         except OSError as error:
             raise RunFolderError(f"{self.path} cannot be made: {error.strerror}; choose another --out") from None
         if "config.toml" in contents:
-            remedy = f"continue it with `pseudolangevin resume {self.path}`, or choose another --out"
-            raise RunFolderError(f"{self.path} already contains a run; {remedy}")
+            remedy = f"{self.resume_call}, or choose another folder"
+            raise RunFolderError(f"{self.path} already contains a run; continue it with {remedy}")
         if foreign := contents - {"lock", "log.txt", ".config.toml.partial"}:
             raise RunFolderError(f"{self.path} is not empty ({min(foreign)} is there); choose another --out")
-        sync(self.path.parent)
+        for made in (self.path, *missing):
+            sync(made.parent)
 
     def log(self, line: str) -> None:
         """Append a line with the time; an error in writing it does not stop a run."""
@@ -157,6 +169,11 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def printable(text: str) -> str:
+    """Return text of a file without control characters, which a terminal would obey."""
+    return "".join(character for character in text if character.isprintable() or character == "\n")
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace the content of a file; readers and crashes see the old text or the new text."""
     with replaced(path) as file:
@@ -188,13 +205,14 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder.path):
+            raise  # an error of the user's code, or about a file of data
         why, remedy = f"{error.filename or folder.path}: {error.strerror or error}", "make the folder writable"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why, remedy = "no space left on the disk; what was recorded is safe", "free some space"
         elif not folder.config.is_file():
             why, remedy = "the folder was removed or moved while the run wrote to it", "put it back"
-        resume = f"{remedy}, then `pseudolangevin resume {folder.path}`"
-        raise RunFolderError(f"{folder.path}: {why}; {resume}") from error
+        raise RunFolderError(f"{folder.path}: {why}; {remedy}, then {folder.resume_call}") from error
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from ..samplers.base import HEALTHY, Status
 from . import RunFolderError
 from .folder import RunFolder, damaged, read_or_empty, write_text
 from .session import load
-from .store import in_order, read_trace
+from .store import RecordFile, in_order, read_trace
 
 # Colours of the light theme; report.css defines the same names for both themes.
 COLORS = {"ink": "#1c1f24", "soft": "#5c636e", "grid": "#ececea", "card": "#ffffff", "accent": "#0b5cad"}
@@ -237,9 +237,16 @@ def write_report(
     `network.module` names is executed.
     """
     folder = RunFolder.existing(path)
-    trace = read_trace(path, last=1)
-    if trace is None or trace.sizes["draw"] == 0:
-        raise RunFolderError(f"{path} has no records yet; continue it with `pseudolangevin resume {path}`")
+    trace = read_trace(path) if result is None else result.trace
+    if trace is None or not trace.sizes["draw"]:
+        if folder.trace.exists():
+            with RecordFile(folder.trace) as file:
+                if file.recorded:
+                    raise damaged(folder.trace, "record 0 cannot be read")
+        raise RunFolderError(f"{path} has no records yet; continue it with {folder.resume_call}")
+    if result is None and folder.made_by_python and folder.certificate.exists():
+        remedy = "call pseudolangevin.runs.report.write_report(DIR, result=pl.load(DIR, sampler))"
+        raise RunFolderError(f"{path}: pl.sample and pl.resume write its page, as its model is Python code; {remedy}")
     facts: dict[str, Any] = {"name": folder.path.resolve().name}
     facts |= {"config": read_or_empty(folder.config), "provenance": read_or_empty(folder.provenance)}
     try:
@@ -248,10 +255,7 @@ def write_report(
     except Exception as error:  # the page is useful without a certificate, and states the reason
         facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
     if result is None:
-        seconds, readable = float(trace["seconds"].values[-1]), read_trace(path)
-        if readable is None or not readable.sizes["draw"]:  # the last record is valid, the first one is not
-            raise damaged(folder.trace, "record 0 cannot be read")
-        result = Result(readable, {}, None, None, None, seconds)  # type: ignore[arg-type]
+        result = Result(trace, {}, None, None, None, float(trace["seconds"].values[-1]))  # type: ignore[arg-type]
     page = folder.path / "report.html"
     write_text(page, report_html(result, certificate=certificate, facts=facts))
     return page

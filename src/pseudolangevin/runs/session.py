@@ -32,7 +32,7 @@ from ..samplers.base import HEALTHY, Sampler
 from . import ConfigError, RunFolderError, config, naming
 from .build import Experiment, build, check_chains, hash_of, python_settings
 from .config import CHANGEABLE, FREE, PythonSettings, Settings
-from .folder import RunFolder, describe_session, disk_errors, locked, read_json, read_text, write_text
+from .folder import RunFolder, describe_session, disk_errors, locked, read_json, read_or_empty, read_text, write_text
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
@@ -146,7 +146,8 @@ def _finish(outcome: Outcome, **how: Any) -> Result:
     if outcome.interrupted:
         raise KeyboardInterrupt(f"stopped at step {outcome.step}; continue with pl.resume({str(folder.path)!r}, ...)")
     result = load(folder.path, **how)
-    if hosts.is_first() and not outcome.nothing_to_do and result.trace.sizes["draw"]:
+    is_new = not outcome.nothing_to_do or read_or_empty(folder.certificate).get("step") != outcome.step
+    if hosts.is_first() and is_new and result.trace.sizes["draw"]:
         from ..diagnostics import certificate  # noqa: PLC0415
 
         made = certificate(result)
@@ -183,7 +184,8 @@ def load(
         check_integer("num_records", num_records, minimum=0)
     settings = _settings(folder)
     if not folder.trace.exists():
-        raise RunFolderError(f"{folder.path} has no records yet; begin with `pseudolangevin resume {folder.path}`")
+        begin = "sample into a new folder" if folder.made_by_python else f"begin with {folder.resume_call}"
+        raise RunFolderError(f"{folder.path} has no records yet; {begin}")
     if isinstance(settings, Settings):
         settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
     experiment = build(settings, check_start=False, sampler=sampler, weights=weights, allow_code=allow_code)
@@ -252,6 +254,8 @@ class _Session:
             settings = experiment.settings
             if begun or folder.provenance.exists():
                 noted = read_json(folder.provenance)
+                if not isinstance(noted.setdefault("resumed", []), list):
+                    raise RunFolderError(f"{folder.provenance}: resumed is not a list; restore it from a copy")
                 found = experiment.hashes | {"test_sha256": hash_of(experiment.run.test)}
                 if noted.get("settings_sha256") != found["settings_sha256"]:
                     raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
@@ -279,7 +283,7 @@ class _Session:
         for line in self.notes:
             self.log(line)
         if at.step < settings.num_steps:
-            noted.setdefault("resumed", []).append(describe_session(self.command) | {"from_step": at.step})
+            noted["resumed"].append(describe_session(self.command) | {"from_step": at.step})
             _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
             self.log(f"resumed from the checkpoint at step {at.step}")
         _in_first(write_text, folder.config, config.to_toml(settings))

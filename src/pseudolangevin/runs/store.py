@@ -318,7 +318,7 @@ class Writer:
 
     def add(self, record: Record, kept: Weights | None) -> None:
         """Take a record, and weights to keep; they are in the files after at most a second or so."""
-        values = {name: self._experiment.run.split(value) for name, value in (record.observables or {}).items()}
+        values = {name: self._experiment.run.split(value) for name, value in record.observables.items()}  # type: ignore[union-attr]
         self._trace.append(values | {"step": record.step, "seconds": self.seconds})
         if kept is not None:
             self._weights.append(dict(numbered(kept)) | {"step": record.step})
@@ -364,7 +364,9 @@ def read_trace(path: str | Path, last: int | None = None) -> xr.Dataset | None:
     """Return the records (or the `last` ones) of a run that may still be written; None if they cannot be read."""
     try:
         with RecordFile(RunFolder(path).trace) as file:
-            return to_dataset(file.header, file.read(max(0, file.recorded - (last or file.recorded)))[0])
+            trace = to_dataset(file.header, file.read(max(0, file.recorded - (last or file.recorded)))[0])
+        trace["status"].transpose("temperature", "chain", "draw")  # raises if they are not its dimensions
+        return trace.assign_coords(temperature=trace["temperature"].astype(float))
     except Exception:  # a foreign header fails in many ways
         return None
 

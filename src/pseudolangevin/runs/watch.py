@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..samplers.base import HEALTHY, Status
-from . import RunFolderError
-from .folder import RunFolder, read_or_empty
+from .folder import RunFolder, printable, read_or_empty
 from .store import in_order, read_trace
 
 MAX_ROWS = 24
@@ -28,8 +27,6 @@ MAX_ROWS = 24
 
 def watch(path: str | Path, once: bool = False, console: Console | None = None) -> None:
     """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal."""
-    if not Path(path).is_dir():
-        raise RunFolderError(f"{path} is not a folder; give the run folder that `pseudolangevin sample` made")
     console = console or Console()
     view, finished = render(path, console.width)
     if once or not console.is_terminal:
@@ -49,11 +46,11 @@ def render(path: str | Path, width: int = 120) -> tuple[Group, bool]:
     """Return the view for a terminal of this width, and whether the run is finished."""
     folder = RunFolder(path)
     config, trace = read_or_empty(folder.config), read_trace(path, last=50)
-    heading = Text(folder.path.resolve().name, style="bold")
+    heading = Text(printable(folder.path.resolve().name), style="bold")
     words = [_get(config, "sampler", "name").replace("_", " "), _get(config, "network", "sizes")]
     words += [] if trace is None else [f"{trace.sizes['temperature']} temperature(s) x {trace.sizes['chain']} chain(s)"]
     words += [_get(read_or_empty(folder.provenance), "device")]
-    heading.append("  " + ", ".join(word for word in words if word), style="not bold dim")
+    heading.append("  " + printable(", ".join(word for word in words if word)), style="not bold dim")
     if trace is None or not trace.sizes["draw"]:
         return Group(heading, Text("nothing recorded yet", style="dim")), False
     step, total = int(trace["step"].values[-1]), int("0" + re.sub(r"\D", "", _get(config, "num_steps")))
@@ -82,7 +79,7 @@ def _table(last: xr.Dataset, width: int) -> Table:
             room -= column + 2
             if room < 0 and columns:
                 break
-            table.add_column(heading, justify="right", max_width=column)
+            table.add_column(Text(printable(heading)), justify="right", max_width=column)
             columns.append([f"{value:.4g}".replace("nan", "-") for value in values.values])
     table.add_column("status")
     for index, temperature in enumerate(last["temperature"].values[:MAX_ROWS]):
