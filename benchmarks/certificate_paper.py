@@ -3,8 +3,8 @@
     python -m benchmarks.certificate_paper --out FILE --seconds 75                                    # on a GPU
     python -m benchmarks.certificate_paper --out FILE --seconds 1700 --every 25 --first 320           # on two cores
 
-Chains of balanced Langevin start from Adam. The certificate is made after `--first` records, then after twice as many each
-time, until it passes or the time is up. The seconds include compilation, training and certificates.
+Chains of balanced Langevin start from Adam. The certificate is made after `--first` records, then after twice as many
+each time, until it passes or the time is up. The seconds include compilation, training and certificates.
 """
 
 from __future__ import annotations
