@@ -243,9 +243,10 @@ def test_every_public_name_is_in_the_reference_once():
 
 
 def test_the_configurations_of_the_docs_are_valid():
-    for page in PAGES:
-        for block in blocks(page, "toml"):
-            config.Settings.model_validate(tomllib.loads(block))
+    found = [block for page in PAGES for block in blocks(page, "toml")]
+    assert found
+    for block in found:
+        config.Settings.model_validate(tomllib.loads(block))
 
 
 def test_the_programs_and_lines_of_the_certificate_are_those_of_its_page(names):

@@ -6,7 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 
 import jax
@@ -19,6 +19,11 @@ ROOT = Path(__file__).parent.parent
 SLOW = {"zarr", "orbax", "pydantic", "rich", "matplotlib", "arviz", "scipy"}
 RUNNING = {"chains", "results", "observables", "placement"}
 USING = {"runs", "adapters", "cli", "demo", "paper", "__main__"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_the_names_that_a_benchmark_imports_exist(name):
+    assert import_module(f"benchmarks.{name}").__doc__
 
 
 def load_size():

@@ -17,7 +17,7 @@ from typing import Any
 from .._trees import check_choice
 from .results import Reproduction
 
-_found = [file.stem for file in Path(__file__).parent.glob("*.py") if "\nSETTINGS:" in file.read_text("utf-8")]
+_found = [file.stem for file in Path(__file__).parent.glob("*.py") if "\nSETTINGS" in file.read_text("utf-8")]
 MODULES = {
     **{name.replace("_", "-"): name for name in sorted(_found)},
     "performance": "speeds.PERFORMANCE",
