@@ -39,9 +39,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"hidden_units": 500, "num_train": 60_000, "num_starts": 6, "weight_decay": 101.61, "seed": 0},
         "phases": (
             Phase("pL", (5e-8, 1e-7, 5e-7), _pl(52_000, 500, 180, batch_size=600)),
-            Phase("pL, ratio 0.05", (5e-8,), _pl(52_000, 500, 40, batch_size=600, temperature_ratio=0.05)),
+            Phase("pL, ratio 0.05", (5e-8,), _pl(52_000, 500, 60, batch_size=600, temperature_ratio=0.05)),
             Phase("Adam", (), chains(90_000, 1_000, 30, learning_rate=1e-4), held_out=1 / 6),
-            *_cooled({5e-7: chains(30_000, 500, 20), 1e-7: chains(60_000, 1_000, 40), 5e-8: chains(60_000, 1_000, 40)}),
+            *_cooled({5e-7: chains(30_000, 500, 40), 1e-7: chains(60_000, 1_000, 80), 5e-8: chains(60_000, 1_000, 80)}),
             Phase("pL, weight decay 1000", (5e-8, 1e-7, 5e-7), _pl(10_000, 500, 20, batch_size=600), "random", 1e3),
         ),
         "start_steps": 1_500,  # steps of Adam after which a random start must have no dead class

@@ -32,18 +32,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "hidden_units": 5_000,
         "phases": (
             Phase("1e-7 from random weights", (1e-7,), chains(50_000, 500, 90)),  # the paper's schedule
-            Phase("3e-7 from random weights", (3e-7,), chains(10_000, 500, 20)),
-            Phase("3e-7", (3e-7,), _often(12_288, 512, 25)),
-            Phase("2e-7", (2e-7,), _often(20_480, 512, 40), "3e-7"),
-            Phase("1e-6", (1e-6,), _often(10_240, 512, 20)),
-            Phase("1e-5", (1e-5,), _often(8_192, 512, 15), "1e-6"),
-            Phase("1e-4", (1e-4,), _hot(10_240, 512, 20), "1e-5"),
-            Phase("1e-3", (1e-3,), _hot(10_240, 512, 20), "1e-4"),
+            Phase("3e-7 from random weights", (3e-7,), chains(10_000, 500, 40)),
+            Phase("3e-7", (3e-7,), _often(12_288, 512, 40)),
+            Phase("2e-7", (2e-7,), _often(20_480, 512, 60), "3e-7"),
+            Phase("1e-6", (1e-6,), _often(10_240, 512, 40)),
+            Phase("1e-5", (1e-5,), _often(8_192, 512, 30), "1e-6"),
+            Phase("1e-4", (1e-4,), _hot(10_240, 512, 40), "1e-5"),
+            Phase("1e-3", (1e-3,), _hot(10_240, 512, 40), "1e-4"),
             Phase("Adam", (), chains(10**6, 1_000, 25, batch_size=1_024, learning_rate=3e-4), held_out=0.18),
-            Phase("1e-4, balanced", (1e-4,), chains(8_192, 512, 20, batch_size=50_305), "1e-5"),
-            Phase("3e-7, balanced", (3e-7,), chains(8_192, 512, 20, batch_size=50_305), "3e-7"),
+            Phase("1e-4, balanced", (1e-4,), chains(8_192, 512, 40, batch_size=50_305), "1e-5"),
+            Phase("3e-7, balanced", (3e-7,), chains(8_192, 512, 40, batch_size=50_305), "3e-7"),
             Phase("Adam on all", (), chains(10**6, 1_000, 25, batch_size=6_288, learning_rate=1e-3)),
-            Phase("1e-7 from Adam", (1e-7,), _often(12_288, 512, 15), "Adam on all"),
+            Phase("1e-7 from Adam", (1e-7,), _often(12_288, 512, 30), "Adam on all"),
         ),
         "start_steps": 4_000,  # steps of Adam after which a random start must have no dead class
         "num_starts": 3,  # starts to try until a chain keeps every class

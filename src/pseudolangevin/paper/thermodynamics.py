@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "balanced, 16 times as fast": _pair(2_500, 100, 5),
             "pL": (chains(40_000, 400, 8, batch_size=558),) * 2,
         },
-        "hybrid": chains(300, 1, 14, num_leapfrog_steps=200, time_step=0.03, warmup_moves=20, chunk_size=55_800),
+        "hybrid": chains(300, 1, 25, num_leapfrog_steps=200, time_step=0.03, warmup_moves=20, chunk_size=55_800),
         "adam": {"num_starts": 3, "epochs": 5_000, "seed": 0},
         "from Adam": {
             "balanced": _pair(60_000, 600, 40)[0],
