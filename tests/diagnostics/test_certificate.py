@@ -61,7 +61,7 @@ def test_every_kind_of_line_appears_where_the_run_has_what_it_needs(correct_run)
         *("kinetic temperature", "virial temperature"),
         *(f"virial temperature of layers, {layer}" for layer in ("large", "small")),
         *("mean of single weights", "squared mean of all weights", "temperature of single weights"),
-        *("mean along directions", "temperature of directions"),
+        *("mean along directions", "spread along directions"),
         *(f"predicted bias of {symbol}" for symbol in ("the loss", "|w|²")),
         "fluctuations of U",
         *(f"{test} of {symbol}" for symbol in ("U", "|w|²") for test in ("effective samples", "R-hat")),
@@ -302,7 +302,7 @@ def test_correct_samples_of_another_library_pass():
     certificate = pl.certificate(**gaussian())
     assert certificate.passed, str(certificate)
     names = {line.name for line in certificate.lines}
-    assert {"mean of single weights", "temperature of directions", "fluctuations of U"} <= names
+    assert {"mean of single weights", "spread along directions", "fluctuations of U"} <= names
     without_energies = {name: value for name, value in gaussian().items() if name != "energies"}
     assert pl.certificate(**without_energies).verdict != "failed"
 

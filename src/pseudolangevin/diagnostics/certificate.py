@@ -212,8 +212,10 @@ def _other_half(position: Floats) -> Floats:
 
 
 def _directions(group: Subject) -> Measured:
-    """Mean and temperature along the strongest directions of the mini-batch noise, and the bias that follows.
+    """Mean and spread along the strongest directions of the mini-batch noise, and the bias that follows.
 
+    Their unit is the width T/√Var(g) of the samples in a straight valley. In a curved one samples spread farther: as
+    ⟨(w − w0)·g⟩ = T, their variance about any w0 is at least the square of that width (Cauchy and Schwarz).
     Directions that are too hot raise the loss by Σ_k (T_k − T)/2. Where variances alone are subtracted, the mean
     temperature is right, so all other directions are colder by Σ_k (T_k/T − 1)/N, and so is |w|².
     """
@@ -225,13 +227,14 @@ def _directions(group: Subject) -> Measured:
     if not known.size or max(counts) < MIN_EFFECTIVE_SAMPLES:
         return
     position, gradient = (group.values(name)[:, sets == known[counts.argmax()]] for name in names)
-    own = (position - _other_half(position)) * gradient / group.temperature
-    shift = gradient * position.std(axis=1).mean(axis=0) / group.temperature
-    limit, num_draws = 1.2 * group.allowed.weight_tolerance, own[..., 0].size
+    stiff = np.maximum(np.sqrt(gradient.var(axis=1).mean(axis=0)), 1e-30)
+    away, width = position - _other_half(position), group.temperature / stiff
+    limit, num_draws = 1.2 * group.allowed.weight_tolerance, gradient[..., 0].size
     remedy = "the mean gradient along a collective direction is not 0: some examples are drawn too often"
-    yield _extreme("mean along directions", _batched(shift), 0.0, limit, remedy, num_draws)
+    yield _extreme("mean along directions", _batched(gradient / stiff), 0.0, limit, remedy, num_draws)
     remedy = "a collective direction is frozen: trajectories return to their start, or masses are too large"
-    yield _extreme("temperature of directions", _batched(own), 1.0, limit, remedy, num_draws, "below")
+    yield _extreme("spread along directions", _batched((away / width) ** 2), 1.0, limit, remedy, num_draws, "below")
+    own = away * gradient / group.temperature
     if group.num_weights < 4 * own.shape[2]:
         return  # the directions are all there is, or nearly
     remedy = "mini-batch noise heats collective directions; lower temperature_ratio, or use balanced_langevin"
