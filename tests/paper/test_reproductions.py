@@ -149,6 +149,37 @@ def test_a_reproduction_continues_where_its_time_was_up(simulated, no_picture, t
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("name", ["thermodynamics", "generalization", "fashion"])
+def test_a_phase_that_is_continued_is_measured_again_where_its_weights_are_missing(
+    name, simulated, no_picture, tmp_path
+):
+    paper.reproduce(name, "smoke", tmp_path)
+    content = json.loads((tmp_path / f"{name}.json").read_text())
+    last = {"thermodynamics": "cooled, pL, T = 0.0002", "generalization": "1e-6 from Adam"}
+    del content["parts"][last.get(name, "balanced, T = 2e-05")]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"{name}.json").write_text(json.dumps(content))
+    assert paper.reproduce(name, "smoke", other) in (0, 1)
+    assert not json.loads((other / f"{name}.json").read_text())["provenance"]["parts_left"]
+
+
+def test_chains_are_started_again_until_no_class_is_dead(monkeypatch):
+    def sample(sampler, weights, *, key=0, **options):
+        result = simulated_sample(sampler, weights, **options)
+        result.trace["dead_class"].values[..., -1, 3] = key < 6
+        return result
+
+    monkeypatch.setattr(spins, "sample", sample)
+    task = small_task(3)
+    starts, options = simulated_starts(None, None, task.network.init, num_starts=3), {"temperatures": [1e-3]}
+    starts = jax.tree.map(lambda w: w[None], starts)
+    for key, attempts in ((5, 2), (6, 1), (0, 3)):
+        result = chains(40, 10, 60).first_alive(spins.SAMPLERS["pL"], task, starts, key=key, **options)
+        assert result.trace.attrs["attempts"] == attempts
+        assert spins.described(result)["dead"].tolist() == [[key == 0]]
+
+
 def test_a_file_of_other_settings_is_not_continued(simulated, no_picture, tmp_path, monkeypatch):
     paper.reproduce("variants", "smoke", tmp_path, 35)
     monkeypatch.setitem(speeds.VARIANTS.SETTINGS["smoke"], "seed", 1)

@@ -1,12 +1,9 @@
 """Fig. 6: projected FashionMNIST, test error along runs of Adam and at three temperatures, from the same random starts.
 
 The chains are those of the published figure data: pL on all 60 000 images, 52 000 steps from random weights, averages
-over the second half. They are not at equilibrium, which takes 1/(4·S·T·𝒯) steps, 800 000 at T = 5e-8: the training
-error still falls. Balanced Langevin, cooled from the highest temperature, shows how far. Images are read from
-OUT/fashion-mnist or from the Debian package.
-
-The paper's text has λ = 1e3, which keeps the training error above 0.2. Its public code multiplies |w|²/2 by λ/N. We
-read the text as λ/N = 1e-3 with the sign of the exponent lost, here λ = 101.61; see docs/reproductions.md.
+over the second half. They are not at equilibrium, which takes 1/(4·S·T·𝒯) steps, 800 000 at T = 5e-8. Images are read
+from OUT/fashion-mnist or from the Debian package. The λ = 1e3 of the text is read as λ/N = 1e-3, here λ = 101.61; see
+docs/reproductions.md.
 """
 
 from __future__ import annotations
@@ -98,17 +95,22 @@ def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     size, made = num_weights(settings["hidden_units"]), list[Row]()
     table = published_numbers("fashion", size)
     trained = adam_rows(found, table, 0.006, settings["overfitting"])
-    for phase, index, where in _panels(found, settings):
-        if not phase.temperatures:
-            continue
-        value, temperature, reason = found[phase.name], phase.temperatures[index], None
-        dead = value["dead"][index]
+    excess = trained[0].measured - table.get("adam_best_test_error", np.nan) if trained else np.nan
+    sampled = [panel for panel in _panels(found, settings) if panel[0].temperatures]
+    for phase, index, where in sampled:
+        value, temperature = found[phase.name], phase.temperatures[index]
+        dead, energy = value["dead"][index], value["averages"][index]["potential"].mean
+        same = [(found[p.name], i, name) for p, i, name in sampled if p.weight_decay == phase.weight_decay]
+        hotter = [(v["averages"][i]["potential"].mean, n) for v, i, n in same if v["temperatures"][i] >= temperature]
+        least, other = min(hotter)
+        text = f"The chains are not at equilibrium: U is {energy:.3f}, and {least:.3f} in {other}, which is not colder."
         made.append(row(f"starts with a dead class, {where}", dead.sum(), tolerance=len(dead) // 2))
-        if phase.sampler == "balanced":
-            reason = "The published averages are over steps 26 000 to 52 000 from random weights, before equilibrium."
         for name, tolerance in (("test_error", 0.004), ("error", 0.015)):
             measured, compared = value["averages"][index][name], phase.sampler == "balanced" or phase.name == "pL"
             known = published_average(size, "pL", temperature, name, ["fashion"])
+            reason = text if energy > 1.01 * least else None  # at equilibrium U rises with T
+            if name == "test_error" and abs(measured.mean - known - excess) <= tolerance:
+                reason = f"Adam, stopped early, is {excess:.4f} too high as well; the rest is within the tolerance."
             options: dict[str, Any] = {"tolerance": tolerance if compared and not np.isnan(known) else None}
             made.append(row(f"{name}, {where}", measured, published=known, reason=reason, **options))
             if name == "test_error" and trained and phase.weight_decay is None:
@@ -131,7 +133,7 @@ def _panels(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[tuple
 
 def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
     """Draw images with their projections, and the test error along the runs, one colour for each start."""
-    panels = _panels(found, settings)
+    panels, size = _panels(found, settings), num_weights(settings["hidden_units"])
     columns = max(1, -(-len(panels) // 2))
     figure = Figure(figsize=(2.6 * columns + 2.5, 5.5), layout="constrained")
     grid = figure.add_gridspec(1, 2, width_ratios=(1.2, columns))
@@ -150,10 +152,9 @@ def draw(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Figure:
                 axes.plot(value["step"], curve, lw=1, color=f"C{start}")
         axes.set_title(name, fontsize=8)
         axes.set(xlabel="steps", ylim=(lowest - 0.005, lowest + 0.045))
+        axes.locator_params(axis="x", nbins=4)
         for temperature in phase.temperatures[index : index + 1]:
-            known = published_average(
-                num_weights(settings["hidden_units"]), "pL", temperature, "test_error", ["fashion"]
-            )
+            known = published_average(size, "pL", temperature, "test_error", ["fashion"])
             axes.axhline(known, color="0.4", lw=0.8, ls="--")  # NaN: not published
     for axes in grid_of_axes.ravel()[len(panels) :]:
         axes.set_visible(False)

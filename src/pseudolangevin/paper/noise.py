@@ -55,10 +55,8 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
 
 def rows(found: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Row]:
     """Return the rows on normality, correlations and memory; errors come from the scatter between measurements."""
-    share, spreads, memory = (
-        np.concatenate([study[name] for study in found.values()])
-        for name in ("ks_fraction", "correlation_std", "autocorrelation")
-    )
+    names = ("ks_fraction", "correlation_std", "autocorrelation")
+    share, spreads, memory = (np.concatenate([study[name] for study in found.values()]) for name in names)
     known = published_numbers("noise", num_weights(settings["hidden_units"]))
     # Gaussian noise of the right variance has a share between 0.93 and 0.96, in any network.
     published = published_numbers("noise")["fraction_of_ks_p_values_above_0.05"]

@@ -110,12 +110,11 @@ def adam_rows(
     at = trained["best_step"][0][alive, None] == trained["step"]
     best = scatter(np.where(at.any(axis=1), np.sum(errors * at, axis=1), math.nan))  # no record of the start
     late, known = scatter(errors[:, -1]), published.get("adam_best_test_error", math.nan)
+    known_late = published.get("adam_late_test_error", math.nan)
     judged = None if math.isnan(known) else tolerance
     return [
         row("test error of Adam, stopped early", best, published=known, tolerance=judged),
-        row(
-            "test error of Adam at the end of its run", late, published=published.get("adam_late_test_error", math.nan)
-        ),
+        row("test error of Adam at the end of its run", late, published=known_late),
         row("rise of the test error after its minimum, Adam", late.mean - best.mean, at_least=overfitting),
     ]
 

@@ -1,17 +1,12 @@
 """Fig. 4 and Table A1, A.1, A.2 and A.4: diffusion of samplers in wall-clock time, from the same weights.
 
 Published seconds and D* are of other hardware; ratios compare. Balanced Langevin is measured in all figures.
+The paper does not state whether naive pL subtracts the gradient variance; both are measured.
 
 Performance: pseudo-Langevin as in the paper (S = 1 % of P, a temperature ratio of 0.01), and hybrid Monte Carlo with
 unit masses and moves of 1000 steps. With a million weights these take twelve minutes each, and D* is bounded from
 above: velocities are those of the temperature, so d²/N of L steps is at most T·(L·δt)², with the time step δt of the
 longest moves that were measured.
-
-Variants: the paper does not state whether naive pL subtracts the gradient variance; both are measured. Its time step
-gives the weight with the largest gradient variance the temperature ratio of pL.
-
-Batch size: S = 1 % of P must be faster than smaller batches at the same interval; D* at the shortest interval of each
-sampler would favour small batches, whose steps are short.
 """
 
 from __future__ import annotations
@@ -133,7 +128,7 @@ def hybrid(task: Task, _: Weights, case: Case, *, steps: int, minibatch: bool = 
 
 
 def naive(task: Task, weights: Weights, case: Case, *, subtract: bool) -> Sampler:
-    """Return naive pL, with a mass of one, for which the temperature ratio is 𝒯 = δt²·𝒱/(4·(1 − c1²)·T)."""
+    """Return naive pL, with unit masses; for the largest 𝒱, 𝒯 = δt²·𝒱/(4·(1 − c1²)·T) is that of pL."""
     langevin: Any = pseudo(task, weights, case)
     state = jax.jit(langevin.init)(jax.random.key(case.seed), weights, case.temperature)
     largest = max(float(v.max()) for v in jax.tree.leaves(state.gradient_variance))
@@ -146,8 +141,8 @@ def naive(task: Task, weights: Weights, case: Case, *, subtract: bool) -> Sample
 class Comparison(NamedTuple):
     """One figure: its settings, the samplers of a case by label, and the pairs that are judged.
 
-    `pairs_of(case)` returns pairs of labels, faster and slower, and whether their D* are taken at the same interval.
-    Pairs of which one was not measured are left out.
+    `pairs_of(case)` returns pairs of labels, faster and slower, and whether their D* are taken at the same interval,
+    as the shortest one of each favours small batches. Pairs of which one was not measured are left out.
     """
 
     SETTINGS: dict[str, dict[str, Any]]

@@ -141,6 +141,16 @@ class Chains:
             sample(made, starts, num_steps=self.record_every, **options)
         return sample(made, starts, num_steps=self.num_steps, max_seconds=self.max_seconds, **options)
 
+    def first_alive(self, sampler: Any, task: Task, starts: Weights, *, key: int, **options: Any) -> Result:
+        """Return the chain from the first start that keeps every class, or else from the last start."""
+        for attempt in range(jax.tree.leaves(starts)[0].shape[1]):
+            start = jax.tree.map(lambda w, i=attempt: w[:, i : i + 1], starts)
+            result = self.sample(sampler, task, start, key=key + attempt, **options)
+            last, result.trace.attrs["attempts"] = result.trace.isel(draw=-1), attempt + 1
+            if np.isfinite(last["loss"]).all() and not last["dead_class"].any():
+                break
+        return result
+
 
 def chains(num_steps: int, record_every: int, max_seconds: float, **settings: Any) -> Chains:
     """Return chains whose sampler has the settings."""
@@ -171,27 +181,23 @@ class Phase(NamedTuple):
         def path(name: str) -> Path:
             return prefix.with_name(f"{prefix.name}-{task.num_weights}-{name.replace(' ', '-')}.npz")
 
+        if self.start != "random" and not path(self.start).exists():  # a part of NAME.json, but not in this folder
+            next(p for p in settings["phases"] if p.name == self.start).run(task, prefix, settings, together=together)
         random = {"num_starts": settings["num_starts"], "seed": settings["seed"], "untrained": True}
-        make = partial(task.starts, settings["start_steps"], **random)
-        starts = stored(path(self.start), task, make if self.start == "random" else None)
+        starts = stored(path(self.start), task, partial(task.starts, settings["start_steps"], **random))
         options: dict[str, Any] = {"temperatures": self.temperatures} if self.temperatures else {}
-        options["test"], sampler, system = task.test.head(200_000), SAMPLERS[self.sampler], task
+        options |= {"test": task.test.head(200_000), "key": settings["seed"]}
+        sampler, system = SAMPLERS[self.sampler], task
         if self.held_out:
             train, num_train = task.train, round((1 - self.held_out) * task.train.num_examples)
             validation = Dataset(train.inputs[num_train:], train.targets[num_train:])
             sampler = partial(sampler, validation=validation, validate_every=self.chains.record_every)
             system = replace(task, train=train.head(num_train))
-        num_starts = jax.tree.leaves(starts)[0].shape[1]
-        groups = [slice(None)] if together else [slice(i, i + 1) for i in range(num_starts)]
-        for attempt, group in enumerate(groups):
-            start = jax.tree.map(lambda w, group=group: w[:, group], starts)
-            result = self.chains.sample(sampler, system, start, key=settings["seed"] + attempt, **options)
-            last = result.trace.isel(draw=-1)
-            if np.isfinite(last["test_error"]).all() and not last["dead_class"].any():
-                break
+        chained = self.chains.sample if together else self.chains.first_alive
+        result = chained(sampler, system, starts, **options)
         if len(self.temperatures) <= 1:
             keep(path(self.name), result.weights)
-        return described(result) | {"attempts": attempt + 1}
+        return described(result) | {"attempts": result.trace.attrs.get("attempts", 1)}
 
 
 def described(result: Result, discard: float = DEFAULT_DISCARD) -> dict[str, Any]:
@@ -225,20 +231,19 @@ def near_equilibrium(task: Task, temperature: float, out: Path, seconds: float, 
     """Return weights near equilibrium, leading axes (1, chain), from the file of a long chain if there is one.
 
     Up to 500 000 weights they are cooled with balanced Langevin, from at most the temperature 1/P of the transition.
-    Larger networks are above the transition: pL follows the gradient variance there from random weights.
+    Larger networks are above the transition: pL follows the gradient variance there, from up to three random starts.
     """
 
     def make() -> Weights:
-        if task.num_weights < 500_000:
-            highest = max(temperature, min(10 * temperature, 1 / task.train.num_examples))
-            levels, start = np.geomspace(highest, temperature, 8), task.starts(2_000, num_starts=2, seed=seed)
-            batch_size = min(task.train.num_examples // 10, 5_580)
-            sampler, length = SAMPLERS["balanced"], chains(5_000, 5_000, seconds / 8, batch_size=batch_size)
-        else:
-            levels, start = np.array([temperature]), task.starts(2_000, seed=seed, untrained=True)
-            sampler, length = SAMPLERS["pL"], chains(20_480, 4_096, seconds, **OFTEN)
-        for level in levels:
-            start = length.sample(sampler, task, start, temperatures=[float(level)], key=seed).weights
+        if task.num_weights > 500_000:
+            start, length = task.starts(2_000, num_starts=3, seed=seed, untrained=True), chains(20_480, 4_096, seconds)
+            often = partial(SAMPLERS["pL"], **OFTEN)
+            return length.first_alive(often, task, start, temperatures=[temperature], key=seed).weights
+        highest = max(temperature, min(10 * temperature, 1 / task.train.num_examples))
+        length = chains(40_000, 1_000, seconds / 8, batch_size=min(task.train.num_examples // 10, 5_580))
+        start = task.starts(2_000, num_starts=2, seed=seed)
+        for level in np.geomspace(highest, temperature, 8):
+            start = length.sample(SAMPLERS["balanced"], task, start, temperatures=[float(level)], key=seed).weights
         return start
 
     return stored(end_of(out, task, temperature), task, make)
