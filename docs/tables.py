@@ -78,10 +78,11 @@ def summary(*files: str) -> str:
         rows = content["rows"]
         worst = max((row for row in rows if not row["passed"]), key=deviation, default=None)
         text = "" if worst is None else f"{worst['quantity']}: {number(worst['measured'], worst['standard_error'])}"
+        text = text.removesuffix(": ")  # there is no value
         text += f". {worst['reason']}" if worst is not None and worst.get("reason") else ""
         passed = f"{sum(row['passed'] for row in rows)} of {len(rows)} rows pass"
         if left := content["provenance"].get("parts_left"):
-            passed += f"; {len(left)} parts are left"
+            passed += f"; {len(left)} part{'s are' if len(left) > 1 else ' is'} left"
         link = f"[{Path(path).name}](../{path}), {content['provenance']['device']}"
         lines.append([f"{figure} ([{name}](#{name}))", claim, passed, text, link])
     return markdown(["figure", "claim of the paper", "verdict", "worst row", "file"], lines)
