@@ -80,7 +80,8 @@ def summary(*files: str) -> str:
         text = "" if worst is None else f"{worst['quantity']}: {number(worst['measured'], worst['standard_error'])}"
         text = text.removesuffix(": ")  # there is no value
         text += f". {worst['reason']}" if worst is not None and worst.get("reason") else ""
-        passed = f"{sum(row['passed'] for row in rows)} of {len(rows)} rows pass"
+        judged = [r for r in rows if not r["passed"] or r["tolerance"] is not None or "(at least" in r["quantity"]]
+        passed = f"{sum(row['passed'] for row in judged)} of {len(judged)} judged rows pass"
         if left := content["provenance"].get("parts_left"):
             passed += f"; {len(left)} part{'s are' if len(left) > 1 else ' is'} left"
         link = f"[{Path(path).name}](../{path}), {content['provenance']['device']}"

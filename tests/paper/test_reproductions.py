@@ -391,7 +391,7 @@ def test_fashion_counts_starts_with_a_dead_class_and_leaves_them_out():
     trace["test_error"].values[:] = np.array([0.2, 0.4, 0.2])[:, None]
     trace["dead_class"].values[0, 1, -1, 3] = True
     weights = jax.tree.map(lambda w: w[None, None], small_task(3).network.init(jax.random.key(0)))
-    result: Any = SimpleNamespace(trace=trace, weights=weights)
+    result: Any = SimpleNamespace(trace=trace, weights=weights, sampler=SimpleNamespace(settings={}))
     rows = {r.quantity: r for r in fashion.rows({"pL": spins.described(result)}, fashion.SETTINGS["paper"])}
     assert rows["test_error, pL, T = 5e-08"].measured == pytest.approx(0.2)
     assert not rows["test_error, pL, T = 5e-08"].passed  # 0.1926 was published

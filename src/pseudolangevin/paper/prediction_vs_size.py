@@ -67,8 +67,7 @@ def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
         moves = replace(size.hybrid, settings={**size.hybrid.settings, "masses": masses})
         hybrid = moves.sample(SAMPLERS["hMC"], task, balanced.weights, key=key + 2, **options)
         # Hybrid Monte Carlo starts at equilibrium: only its warm-up is discarded.
-        discard = min(0.9, size.hybrid.settings["warmup_moves"] / hybrid.trace.sizes["draw"])
-        return {"hMC": described(hybrid, discard), "pL": described(langevin), "balanced": described(balanced)}
+        return {"hMC": described(hybrid, 0), "pL": described(langevin), "balanced": described(balanced)}
 
     for size in settings["sizes"]:
         seconds = size.equilibration_seconds + sum(x.max_seconds for x in (size.langevin, size.balanced, size.hybrid))

@@ -203,11 +203,13 @@ class Phase(NamedTuple):
 def described(result: Result, discard: float = DEFAULT_DISCARD) -> dict[str, Any]:
     """Return what is kept of some chains: averages at every temperature, dead classes, and the test error along them.
 
-    The averages leave out chains that stopped or have a dead class at the end, unless all of them have one.
+    The averages leave out the share `discard` of the records and the warm-up of hybrid Monte Carlo, and chains that
+    stopped or have a dead class at the end, unless all of them have one.
     """
     dead = result.trace["dead_class"].isel(draw=-1).any("class")
     alive = dead.all("chain") | ~dead
-    trace = kept(result.trace, discard)
+    warmup = result.sampler.settings.get("warmup_moves", 0) / int(result.trace["step"][-1])
+    trace = kept(result.trace, max(discard, min(0.9, warmup)))
     names = ("loss", "squared_norm", "error", "potential", "test_error", "acceptance")
     values: dict[str, Any] = {name: trace[name] for name in names if name in trace}
     if "gradient_variance" in trace:  # weighted mean over the first two layers, as published
