@@ -90,14 +90,18 @@ def summary(*files: str) -> str:
 
 
 def failures(file: str) -> str:
-    """Return the rows of one reproduction that fail."""
-    lines = []
+    """Return the rows of one reproduction that fail, on one line for each place and reason."""
+    lines: dict[tuple[str, str], list[str]] = {}
     for r in json.loads((ROOT / file).read_text(encoding="utf-8"))["rows"]:
         if not r["passed"]:
+            quantity, ratio, _ = r["quantity"].partition(" over hMC, minus one")
+            name, _, where = re.sub(r"(,| at) ", "\n", quantity, count=1).partition("\n")
             known = r["published"] if r.get("published_scaled") is None else r["published_scaled"]
-            values = (number(known), number(r["measured"], r["standard_error"]), r.get("reason") or "")
-            lines.append([r["quantity"], *values])
-    return markdown(["row that fails", "published", "measured", "reason"], lines) if lines else "No row fails.\n"
+            value = f"{name}{' over hMC, minus one:' if ratio else ''} {number(r['measured'], r['standard_error'])}"
+            value += f" ({number(known)})" if known is not None else ""
+            lines.setdefault((where, r.get("reason") or ""), []).append(value.strip())
+    rows = [[where, ", ".join(values), reason] for (where, reason), values in lines.items()]
+    return markdown(["rows that fail", "measured (published)", "reason"], rows) if rows else "No row fails.\n"
 
 
 def rows(file: str, *words: str) -> str:
