@@ -40,9 +40,9 @@ class FromTable(pl.balanced_langevin):
 
     table = np.arange(NUM_TRAIN)
 
-    def batch_indices(self, key, step):
+    def batch_indices(self, key, step, stream=Stream.BATCH):
         """Return entries of the table."""
-        chosen = draw_indices(stream_key(key, Stream.BATCH), len(self.table), self.examples_per_step, step)
+        chosen = draw_indices(stream_key(key, stream), len(self.table), self.examples_per_step, step)
         return jnp.asarray(self.table)[chosen]
 
 
@@ -119,9 +119,9 @@ class Frozen(pl.balanced_langevin):
 class Twice(pl.balanced_langevin):
     """Uses every mini-batch twice."""
 
-    def batch_indices(self, key, step):
+    def batch_indices(self, key, step, stream=Stream.BATCH):
         """Return the examples of the step before, at odd steps."""
-        return super().batch_indices(key, step - step % 2)
+        return super().batch_indices(key, step - step % 2, stream)
 
 
 class SameNoise(pl.balanced_langevin):
