@@ -35,12 +35,14 @@ def test_the_summary_has_a_line_for_every_figure():
 
 
 def test_rows_that_fail_are_listed_with_their_reasons(tmp_path):
-    line = {"quantity": "a", "published": 1.0, "published_scaled": 1.1, "measured": 2.0, "standard_error": None}
-    rows = [line | {"passed": False, "reason": "The chain is short."}, line | {"passed": True, "reason": None}]
+    line = {"quantity": "loss at T = 1", "published": 1.0, "published_scaled": 1.1, "standard_error": None}
+    line |= {"measured": 2.0, "passed": False, "reason": "The chain is short."}
+    ratio = line | {"quantity": "loss at T = 1 over hMC, minus one", "published": None, "published_scaled": None}
+    rows = [line, ratio, line | {"passed": True, "reason": None}]
     (tmp_path / "name.json").write_text(json.dumps({"rows": rows}))
     found = TABLES["failures"](str(tmp_path / "name.json")).splitlines()
-    assert found[2:] == ["| a | 1.1 | 2 | The chain is short. |"]
-    (tmp_path / "name.json").write_text(json.dumps({"rows": rows[1:]}))
+    assert found[2:] == ["| T = 1 | loss 2 (1.1), loss over hMC, minus one: 2 | The chain is short. |"]
+    (tmp_path / "name.json").write_text(json.dumps({"rows": rows[2:]}))
     assert TABLES["failures"](str(tmp_path / "name.json")) == "No row fails.\n"
 
 
