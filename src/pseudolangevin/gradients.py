@@ -17,11 +17,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import Literal, primitives
 
@@ -51,56 +52,74 @@ def default_chunk_size(chunk_size: int | None, weights: Weights, function: Calla
     return max(1, min(size, (2**28 if on_gpu else 2**25) // max(1, num_bytes(2) - num_bytes(1))))
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["velocity", "temperature", "gain"],
+    meta_fields=["strength", "limit", "num_kicked", "num_examples"],
+)
+@dataclass(frozen=True)
+class Friction:
+    """The friction of balanced Langevin, as coefficients of the losses of examples; see `samplers.balanced`.
+
+    With the slopes a_i = g_i·v/T of the first B examples, loss i has the coefficient gain·strength·(a_i − ā), reduced
+    if Σ(a_i − ā)² exceeds the limit.
+    """
+
+    velocity: Weights
+    temperature: Array
+    gain: Array
+    strength: float
+    limit: float
+    num_kicked: int  # examples S of the gradient: the first ones of the batch
+    num_examples: int  # examples B of the friction: the first ones of the batch
+
+    def coefficients(self, loss: PerExample, weights: Weights, batch: Batch) -> Array:
+        """Return the coefficients of gradient and friction together, one for each example of the batch."""
+        few = jax.tree.map(lambda array: array[: self.num_examples], batch)
+
+        def along(weights: Weights, velocity: Weights) -> Array:
+            return jax.jvp(lambda w: loss(w, few), (weights,), (velocity,))[1]
+
+        scaled = fast_convolutions(along)(weights, self.velocity) / self.temperature
+        total, squares = jnp.sum(scaled), jnp.sum(scaled**2)
+        variation = jnp.maximum(squares - total**2 / self.num_examples, 1e-30)
+        bound = jnp.minimum(1.0, self.limit / variation)
+        num, kick = max(self.num_kicked, self.num_examples), jnp.full((self.num_kicked,), 1 / self.num_kicked)
+        own = self.gain * bound * self.strength * (scaled - total / self.num_examples)
+        return jnp.pad(kick.astype(own.dtype), (0, num - kick.size)) + jnp.pad(own, (0, num - own.size))
+
+
 def minibatch_gradient(
     potential: Potential,
     weights: Weights,
     batch: Batch,
     precision: str | None = None,
     *,
-    coefficients: Any = None,
+    friction: Friction | None = None,
     split: bool = False,
 ) -> Weights:
-    """Return ∇U on a batch (eq:MiniBatchGradientDefinition).
+    """Return ∇U on a batch (eq:MiniBatchGradientDefinition), plus a friction if there is one.
 
-    `precision` is that of the matrix products ("highest", "tensorfloat32"…; None is the device's fastest), and
-    `coefficients` are those of the losses of the examples, by default one over their number. The faster versions of
-    networks do not apply where chains, data or weights are `split` over several devices.
+    `precision` is that of the matrix products ("highest", "tensorfloat32"…; None is the device's fastest). The faster
+    versions of networks do not apply where chains, data or weights are `split` over several devices.
     """
 
-    def plain(weights: Weights, batch: Batch, coefficients: Any) -> Weights:
-        def loss(weights: Weights) -> Array:
-            losses = potential.per_example_loss(weights, batch)
-            return jnp.mean(losses) if coefficients is None else jnp.sum(coefficients * losses)
-
+    def plain(weights: Weights, batch: Batch, friction: Friction | None) -> Weights:
         with jax.default_matmul_precision(precision):
+            weighted: Any = None
+            if friction is not None:
+                weighted = friction.coefficients(potential.per_example_loss, weights, batch)
+
+            def loss(weights: Weights) -> Array:
+                losses = potential.per_example_loss(weights, batch)
+                return jnp.mean(losses) if weighted is None else jnp.sum(weighted * losses)
+
             return fast_convolutions(jax.grad(loss))(weights)
 
     faster = {} if split or potential.gradient is None else potential.gradient(weights, batch, precision)
-    if faster and coefficients is None:  # a constant of the program: on a GPU, making the array would be a launch
-        num = batch[1].shape[0]
-        coefficients = np.full((num,), 1 / num, np.float32)
-    return potential.add_regularizer_gradient(weights, _fastest(plain, faster, weights, batch, coefficients))
-
-
-def slopes(
-    potential: Potential, weights: Weights, velocity: Weights, batch: Batch, precision: str | None, *, split: bool
-) -> Array:
-    """Return g_i·v, the derivative of the loss of each example along a velocity v."""
-
-    def plain(weights: Weights, velocity: Weights, batch: Batch) -> Array:
-        def along(weights: Weights, velocity: Weights) -> Array:
-            return jax.jvp(lambda w: potential.per_example_loss(w, batch), (weights,), (velocity,))[1]
-
-        with jax.default_matmul_precision(precision):
-            return fast_convolutions(along)(weights, velocity)
-
-    faster = {} if split or potential.slopes is None else potential.slopes(weights, batch, precision)
-    return _fastest(plain, faster, weights, velocity, batch)
-
-
-def _fastest(plain: Callable, faster: dict[str, Callable], *arguments: Any) -> Any:
-    """Call the version for the platform that the program is compiled for."""
-    return lax.platform_dependent(*arguments, default=plain, **faster) if faster else plain(*arguments)
+    arguments = (weights, batch, friction)  # platforms: those that the program may be compiled for
+    found = lax.platform_dependent(*arguments, default=plain, **faster) if faster else plain(*arguments)
+    return potential.add_regularizer_gradient(weights, found)
 
 
 def covariance_product(

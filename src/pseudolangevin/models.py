@@ -12,10 +12,12 @@ the second layer,
               ∂z = ∂loss/∂z, for each tile of the batch;
     backward  for every c, h_c again, then ∂W2_c = h_cᵀ·∂z and ∂W1_c = xᵀ·∂h_c with ∂h_c = ∂z·W2_cᵀ where h_c > 0.
 
-Products have bfloat16 factors and float32 sums. Shapes are padded to powers of two; b1 is one more row of W1 and meets
-a constant input of one. Sums over the batch come back in parts, one for each tile or split. Every input or output array
-costs a launch, which for a small network takes as long as the work: W3ᵀ is therefore stored below W2, and the gradients
-of W3, b2 and b3 are one matrix.
+A third kernel, before these, computes the slopes of the friction of balanced Langevin. Products have bfloat16 factors
+and float32 sums. Sums over the batch come back in parts, one for each tile or split.
+
+For a small network every launch takes as long as the work, so arrays are few. Biases are rows of the matrices that
+meet a constant input or unit of one. Inputs, a constant one and the labels are one matrix; W1ᵀ, W2 and W3ᵀ, padded to
+NARROW columns, are another (`pack`), and each gradient of a kernel with its bias is a block of one output.
 
 **On a CPU** activations are (features, examples): a forward product then contracts the stored weights along the first
 axis, which XLA computes faster than for (examples, features). A large batch is processed in chunks that stay in the
@@ -28,18 +30,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import custom_batching, lax
 from jaxtyping import Float, Num
 
 from ._trees import Array, Batch, Key, Weights, check_choice
 from .potential import cross_entropy
 
-NARROW = 128  # padded width of the inputs, with the constant one, and of the second layer
+NARROW = 128  # padded width of the inputs, with a constant one and the label, and of the second layer, with two ones
 CLASSES = 16  # padded number of classes
+SLOPES = 256  # slopes that a tile reads at once, to sum them
 DENSE_CHUNK = 1024  # examples; 2 MiB for a layer of 500 units, the second-level cache of a core
 
 
@@ -90,24 +94,31 @@ class FeedForward:
         return self.trace(weights, inputs)[0]
 
     def faster(self, output_loss: Callable[[Array, Any], Array]) -> dict[str, Any]:
-        """Return `gradient`, `slopes` and `gradient_moments` of a `Potential` whose loss is that of the outputs.
+        """Return `gradient` and `gradient_moments` of a `Potential` whose loss is that of the outputs.
 
-        The first two are made for the cross-entropy and ReLU.
+        The first one is made for the cross-entropy and ReLU.
         """
 
+        def on_cpu(weights: Weights, batch: Batch, friction: Any) -> Weights:
+            num = batch[1].shape[0]
+            if friction is None:
+                coefficients = jnp.full((num,), 1 / num, jnp.float32)
+            else:
+                coefficients = friction.coefficients(
+                    lambda w, b: output_loss(self.apply(w, b[0]), b[1]), weights, batch
+                )
+            return _by_chains(_dense_gradient, self)(weights, batch, coefficients)
+
         def gradient(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
-            if not _is_plain_batch(weights, batch):
+            single = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
+            if not single or not isinstance(batch[0], jax.Array) or batch[0].ndim != 2:
                 return {}
             kernels = {"cuda": _by_chains(by_kernels, self)} if kernels_apply(self, batch[0], precision) else {}
-            return {"cpu": _by_chains(_dense_gradient, self)} | kernels
-
-        def slopes(weights: Weights, batch: Batch, precision: str | None) -> dict[str, Callable]:
-            applies = _is_plain_batch(weights, batch) and kernels_apply(self, batch[0], precision)
-            return {"cuda": partial(slopes_by_kernel, self)} if applies else {}
+            return {"cpu": on_cpu} | kernels
 
         found: dict[str, Any] = {"gradient_moments": partial(layer_moments, self, output_loss)}
         if output_loss is cross_entropy and self.hidden_activation == "relu":
-            found |= {"gradient": gradient, "slopes": slopes}
+            found["gradient"] = gradient
         return found
 
     def trace(
@@ -128,12 +139,6 @@ class FeedForward:
 
 
 feedforward = FeedForward
-
-
-def _is_plain_batch(weights: Weights, batch: Batch) -> bool:
-    """Return whether weights are in single precision and inputs are one matrix."""
-    single = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
-    return single and isinstance(batch[0], jax.Array) and batch[0].ndim == 2
 
 
 def layer_moments(
@@ -171,7 +176,7 @@ def kernels_apply(network: FeedForward, inputs: Array, precision: str | None) ->
     if len(network.sizes) != 4 or precision not in (None, "bfloat16"):
         return False
     num_in, hidden, narrow, num_out = network.sizes
-    if num_in >= NARROW or narrow > NARROW or num_out > CLASSES:
+    if max(num_in, narrow) > NARROW - 2 or num_out > CLASSES:
         return False
     if precision is None and inputs.dtype not in (jnp.bool_, jnp.int8, jnp.uint8, jnp.bfloat16):
         return False
@@ -180,7 +185,7 @@ def kernels_apply(network: FeedForward, inputs: Array, precision: str | None) ->
 
 
 def _by_chains(gradient: Callable[..., Weights], network: FeedForward) -> Any:
-    """Return the gradient as a function of (weights, batch, coefficients), for a network and a number of chains.
+    """Return the gradient as a function of weights, batch and one more, for a network and a number of chains.
 
     That number is one, or how many chains the function is mapped over.
     """
@@ -216,56 +221,76 @@ def by_kernels(
     num_chains: int,
     weights: Weights,
     batch: Batch,
-    coefficients: Array,
+    friction: Any = None,
     *,
     blocks: Blocks | None = None,
     interpret: bool = False,
 ) -> Weights:
-    """Pad, call the kernels, add the parts, and remove the padding."""
+    """Return the gradient of the mean loss, plus a `gradients.Friction`: pad, call the kernels, add the parts."""
     num_in, num_hidden, narrow, num_classes = network.sizes
-    blocks = blocks or blocks_for(network, coefficients.shape[0], num_chains)
-    missing = -batch[1].shape[0] % math.lcm(blocks.rows, blocks.back_rows)
-    columns, labels = _padded_batch(batch, missing)
-    coefficients = jnp.pad(coefficients.astype(jnp.float32), (0, missing))
-    packed = pack(weights, blocks)
-    dz, end = _forward(network, packed, columns, labels, coefficients, blocks, interpret)
-    first, second = (jnp.sum(parts, axis=0) for parts in _backward(packed, columns, dz, blocks, interpret))
-    end = jnp.sum(end, axis=0)
+    num_examples = batch[1].shape[0]
+    blocks = blocks or blocks_for(network, num_examples, num_chains)
+    padded = num_hidden + 2 + -(num_hidden + 2) % math.lcm(blocks.hidden, blocks.back_hidden)
+    inputs = _packed_batch(batch, -num_examples % math.lcm(blocks.rows, blocks.back_rows))
+    packed = pack(weights, padded, 1.0)
+    extra: list[Array] = []
+    if friction is not None:
+        packed = jnp.concatenate([packed, pack(friction.velocity, padded, 0.0)])
+        slopes = slopes_by_kernel(network, packed, padded, inputs, friction.num_examples, interpret)
+        extra = [slopes, friction.temperature.reshape(1), friction.gain.reshape(1)]
+    dz, third = _forward(network, packed, padded, inputs, num_examples, friction, extra, blocks, interpret)
+    sums = jnp.sum(_backward(packed, padded, inputs, dz, third, blocks, interpret), axis=0)
+
+    def layer(matrix: Array) -> dict[str, Array]:
+        return {"kernel": matrix[1:], "bias": matrix[0]}
+
     return {
-        "layer1": {"kernel": first[:num_in, :num_hidden], "bias": first[num_in, :num_hidden]},
-        "layer2": {"kernel": second[:num_hidden, :narrow], "bias": end[CLASSES, :narrow]},
-        "layer3": {"kernel": end[:num_classes, :narrow].T, "bias": end[CLASSES + 1, :num_classes]},
+        "layer1": layer(sums[1 : num_hidden + 1, : num_in + 1].T),
+        "layer2": layer(sums[padded : padded + num_hidden + 1, 1 : narrow + 1]),
+        "layer3": layer(sums[2 * padded : 2 * padded + num_classes, : narrow + 1].T),
     }
 
 
-def _padded_batch(batch: Batch, missing: int) -> Batch:
-    """Return inputs as bfloat16, with a column of ones and then zeros, and labels, with `missing` more rows."""
-    columns = jnp.pad(batch[0].astype(jnp.bfloat16), ((0, 0), (0, 1)), constant_values=1)
-    columns = jnp.pad(columns, ((0, missing), (0, NARROW - columns.shape[1])))
-    return columns, jnp.pad(batch[1].astype(jnp.int32), (0, missing))
+def _packed_batch(batch: Batch, missing: int) -> Array:
+    """Return a bfloat16 matrix of NARROW columns: one, the inputs, zeros, the label; with `missing` more rows."""
+    num, num_in = batch[0].shape
+    ones, zeros = np.ones((num, 1)), np.zeros((num, NARROW - num_in - 2))
+    parts = [ones, batch[0], zeros, batch[1][:, None]]
+    return jnp.pad(jnp.concatenate([jnp.asarray(part, jnp.bfloat16) for part in parts], axis=1), ((0, missing), (0, 0)))
 
 
-class Packed(NamedTuple):
-    """Padded weights: W1 with b1 as a row, (NARROW, h1); W2 and below it W3ᵀ, (h1 + CLASSES, NARROW); b2 and b3."""
+def pack(weights: Weights, padded: int, one: float) -> Array:
+    """Return W1ᵀ, W2 and W3ᵀ below each other as bfloat16, of (padded, padded, CLASSES) rows and NARROW columns.
 
-    first: Array
-    second: Array
-    biases: Array
+    Units 0 and h + 1 of each hidden layer of h units are constant. With `one` = 1 they have the value 1, and the biases
+    of the next layer are their weights: rounded at unit 0, and the rounding error at the other. With `one` = 0 these
+    are the derivatives along a velocity, which do not move the constant units.
+    """
+    (b1, w1), (b2, w2), (b3, w3) = ((weights[f"layer{i}"]["bias"], weights[f"layer{i}"]["kernel"]) for i in (1, 2, 3))
 
+    def halves(bias: Array) -> tuple[Array, Array]:
+        high = lax.reduce_precision(bias, 8, 7)  # a conversion there and back may be optimised away
+        return high, bias - high
 
-def pack(weights: Weights, blocks: Blocks) -> Packed:
-    """Return the weights in the padded shapes of the kernels, as bfloat16, but for the biases b2 and b3."""
-    one, two, three = (weights[f"layer{i}"] for i in (1, 2, 3))
-    num_hidden = one["bias"].shape[0]
-    padded = num_hidden + -num_hidden % math.lcm(blocks.hidden, blocks.back_hidden)
+    def rows(matrix: Array, num: int, before: int = 0) -> Array:
+        after = (num - before - matrix.shape[0], NARROW - matrix.shape[1])
+        return jnp.pad(matrix, ((before, after[0]), (0, after[1])))
 
-    def pad(array: Array, *shape: int) -> Array:
-        return jnp.pad(array, [(0, size - have) for size, have in zip(shape, array.shape, strict=True)])
+    def block(num_rows: int, *parts: Array) -> Array:
+        matrix = jnp.concatenate([jnp.pad(part, ((0, 0), (0, NARROW - part.shape[1]))) for part in parts])
+        return jnp.pad(matrix, ((0, num_rows - matrix.shape[0]), (0, 0)))
 
-    first = jnp.concatenate([one["kernel"], one["bias"][None, :]])
-    second = jnp.concatenate([pad(two["kernel"], padded, NARROW), pad(three["kernel"].T, CLASSES, NARROW)])
-    biases = jnp.concatenate([pad(two["bias"], NARROW), pad(three["bias"], CLASSES)])
-    return Packed(pad(first, NARROW, padded).astype(jnp.bfloat16), second.astype(jnp.bfloat16), biases)
+    unit, none = np.full((1, 1), one, np.float32), np.zeros((len(w2), 1), np.float32)
+    (high, low), (last_high, last_low) = halves(b2[None]), halves(b3[:, None])
+    first = block(padded, unit, jnp.concatenate([b1[None], w1]).T, unit)
+    second = block(
+        padded,
+        jnp.concatenate([unit, high, unit], axis=1),
+        jnp.concatenate([none, w2], axis=1),
+        jnp.concatenate([none[:1], low], axis=1),
+    )
+    third = block(CLASSES, jnp.concatenate([last_high, w3.T, last_low], axis=1))
+    return jnp.concatenate([first, second, third]).astype(jnp.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -292,54 +317,74 @@ def _pallas() -> tuple[Any, Any]:
 
 
 def _forward(
-    network: FeedForward, packed: Packed, inputs: Array, labels: Array, scales: Array, blocks: Blocks, interpret: bool
+    network: FeedForward,
+    packed: Array,
+    padded: int,
+    inputs: Array,
+    num_examples: int,
+    friction: Any,
+    extra: list[Array],
+    blocks: Blocks,
+    interpret: bool,
 ) -> list[Array]:
-    """Return ∂z, (rows, NARROW), and for every tile a part of the gradient of the end of the network.
+    """Return ∂z, (rows, NARROW), and for every tile a part of ∂W3ᵀ, (CLASSES, NARROW).
 
-    That part is ∂W3ᵀ, ∂b2 and ∂b3 as one matrix, (CLASSES + 2, NARROW), whose last row holds one number per class.
-    `inputs` are bfloat16 (rows, NARROW) with the constant one in place, `labels` int32 (rows,), `scales` float32
-    (rows,), zero for padding; the number of rows is a multiple of both tile heights.
+    `extra` are slopes, temperature and gain of a friction. Every tile sums all slopes again: that is faster than a
+    launch more.
     """
     pl, triton = _pallas()
-    num_rows, num_hidden, dot = inputs.shape[0], packed.first.shape[1], triton.dot
+    num_rows, dot = inputs.shape[0], triton.dot
+    num_kicked, num_slopes = (num_examples, 0) if friction is None else (friction.num_kicked, friction.num_examples)
 
-    def forward(*refs: Any) -> None:
-        x_ref, label_ref, scale_ref, first_ref, second_ref, bias_ref, dz_ref, end_ref = refs
+    def friction_scales(number: Array, rows: Any, slope_ref: Any, temperature_ref: Any, gain_ref: Any) -> Array:
+        temperature = temperature_ref[0]
+
+        def add(j: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            is_slope = j * SLOPES + lax.iota(jnp.int32, SLOPES) < num_slopes
+            scaled = jnp.where(is_slope, slope_ref[pl.ds(j * SLOPES, SLOPES)] / temperature, 0.0)
+            return sums[0] + jnp.sum(scaled), sums[1] + jnp.sum(scaled**2)
+
+        zero = jnp.zeros((), jnp.float32)
+        total, squares = lax.fori_loop(0, -(-num_slopes // SLOPES), add, (zero, zero))
+        bound = jnp.minimum(1.0, friction.limit / jnp.maximum(squares - total**2 / num_slopes, 1e-30))
+        centred = slope_ref[rows] / temperature - total / num_slopes
+        return gain_ref[0] * bound * friction.strength * jnp.where(number < num_slopes, centred, 0.0)
+
+    def forward(x_ref: Any, packed_ref: Any, *refs: Any) -> None:
+        *friction_refs, dz_ref, third_ref = refs
         rows = pl.ds(pl.program_id(0) * blocks.rows, blocks.rows)
+        number = pl.program_id(0) * blocks.rows + lax.iota(jnp.int32, blocks.rows)
+        scales = jnp.where(number < num_kicked, 1 / num_kicked, 0.0)
+        if friction_refs:
+            scales = scales + friction_scales(number, rows, *friction_refs)
         x = x_ref[rows, :]
-        third = second_ref[pl.ds(num_hidden, CLASSES), :]
+        third = packed_ref[pl.ds(2 * padded, CLASSES), :]
 
         def chunk(j: Array, z: Array) -> Array:
-            units = pl.ds(j * blocks.hidden, blocks.hidden)
-            h = jnp.maximum(dot(x, first_ref[:, units]), 0.0).astype(jnp.bfloat16)
-            return z + dot(h, second_ref[units, :])
+            first, second = (packed_ref[pl.ds(k * padded + j * blocks.hidden, blocks.hidden), :] for k in range(2))
+            h = jnp.maximum(dot(x, first, trans_b=True), 0.0).astype(jnp.bfloat16)
+            return z + dot(h, second)
 
-        z = jnp.zeros((blocks.rows, NARROW), jnp.float32)
-        z = lax.fori_loop(0, num_hidden // blocks.hidden, chunk, z)
-        z = z + bias_ref[pl.ds(0, NARROW)][None, :]
+        z = lax.fori_loop(0, padded // blocks.hidden, chunk, jnp.zeros((blocks.rows, NARROW), jnp.float32))
         a = jnp.maximum(z, 0.0).astype(jnp.bfloat16)
-        scores = dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
-        error = _errors(network, scores, label_ref[rows]) * scale_ref[rows][:, None]
+        error = _errors(network, dot(a, third, trans_b=True), x_ref[rows, NARROW - 1]) * scales[:, None]
         rounded = error.astype(jnp.bfloat16)
-        dz = jnp.where(z > 0, dot(rounded, third), 0.0)
-        dz_ref[rows, :] = dz.astype(jnp.bfloat16)
-        end_ref[0, pl.ds(0, CLASSES), :] = dot(rounded, a, trans_a=True)
-        end_ref[0, CLASSES, :] = jnp.sum(dz, axis=0)
-        end_ref[0, CLASSES + 1, pl.ds(0, CLASSES)] = jnp.sum(error, axis=0)
+        dz_ref[rows, :] = jnp.where(z > 0, dot(rounded, third), 0.0).astype(jnp.bfloat16)
+        third_ref[0, :, :] = dot(rounded, a, trans_a=True)
 
-    shape, num_tiles, end_shape = jax.ShapeDtypeStruct, num_rows // blocks.rows, (CLASSES + 2, NARROW)
+    shape, num_tiles = jax.ShapeDtypeStruct, num_rows // blocks.rows
     return pl.pallas_call(
         forward,
         grid=(num_tiles,),
-        out_shape=[shape((num_rows, NARROW), jnp.bfloat16), shape((num_tiles, *end_shape), jnp.float32)],
+        out_shape=[shape((num_rows, NARROW), jnp.bfloat16), shape((num_tiles, CLASSES, NARROW), jnp.float32)],
         out_specs=[
             pl.BlockSpec((num_rows, NARROW), lambda i: (0, 0)),
-            pl.BlockSpec((1, *end_shape), lambda i: (i, 0, 0)),
+            pl.BlockSpec((1, CLASSES, NARROW), lambda i: (i, 0, 0)),
         ],
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name="forward",
-    )(inputs, labels, scales, *packed)
+    )(inputs, packed, *extra)
 
 
 def _errors(network: FeedForward, scores: Array, labels: Array) -> Array:
@@ -350,100 +395,100 @@ def _errors(network: FeedForward, scores: Array, labels: Array) -> Array:
     logits = jnp.where(label < network.sizes[-1], logits, -jnp.inf)
     shifted = jnp.exp(logits - jnp.max(logits, axis=1)[:, None])
     probabilities = shifted / jnp.sum(shifted, axis=1)[:, None]
-    errors = probabilities - jnp.where(label == labels[:, None], 1.0, 0.0)
+    errors = probabilities - jnp.where(label == labels.astype(jnp.int32)[:, None], 1.0, 0.0)
     return jnp.where(scores > 0, errors, 0.0) if has_relu else errors
 
 
 def slopes_by_kernel(
-    network: FeedForward, weights: Weights, velocity: Weights, batch: Batch, *, interpret: bool = False
+    network: FeedForward, packed: Array, padded: int, inputs: Array, num_slopes: int, interpret: bool = False
 ) -> Array:
-    """Return the derivative of the cross-entropy of each example along a velocity, in one kernel.
+    """Return the derivative of the cross-entropy of the first examples along a velocity; later entries are undefined.
 
-    The kernel propagates activations and their derivatives together, a tile of examples at a time:
-    h_c = max(0, x·W1_c), ∂h_c = x·V1_c where h_c > 0, ∂z = Σ_c (∂h_c·W2_c + h_c·V2_c), and so on to the loss.
+    `packed` has the velocity below the weights. The kernel propagates activations and their derivatives together, a
+    tile of examples at a time: h_c = max(0, x·W1_c), ∂h_c = x·V1_c where h_c > 0, ∂z = Σ_c (∂h_c·W2_c + h_c·V2_c), and
+    so on to the loss.
     """
     pl, triton = _pallas()
-    batch_size = batch[1].shape[0]
-    rows = 64 if batch_size > 4096 else 16
-    packed, packed_velocity = (pack(tree, blocks_for(network, batch_size, 1)) for tree in (weights, velocity))
-    padded = packed.first.shape[1]
-    chunk = min(64, padded)
-    columns, labels = _padded_batch(batch, -batch_size % rows)
-    dot = triton.dot
+    rows, chunk, dot = 64 if num_slopes > 4096 else 16, math.gcd(64, padded), triton.dot
+    below = 2 * padded + CLASSES  # first row of the velocity
 
-    def kernel(*refs: Any) -> None:
-        x_ref, label_ref, first_ref, second_ref, bias_ref, first_v_ref, second_v_ref, bias_v_ref, slope_ref = refs
+    def kernel(x_ref: Any, packed_ref: Any, slope_ref: Any) -> None:
         tile = pl.ds(pl.program_id(0) * rows, rows)
         x = x_ref[tile, :]
 
         def add(j: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            units = pl.ds(j * chunk, chunk)
-            h = jnp.maximum(dot(x, first_ref[:, units]), 0.0)
-            dh = jnp.where(h > 0, dot(x, first_v_ref[:, units]), 0.0).astype(jnp.bfloat16)
-            h, second = h.astype(jnp.bfloat16), second_ref[units, :]
-            return sums[0] + dot(h, second), sums[1] + dot(dh, second) + dot(h, second_v_ref[units, :])
+            starts = (0, padded, below, below + padded)
+            first, second, first_v, second_v = (packed_ref[pl.ds(s + j * chunk, chunk), :] for s in starts)
+            h = jnp.maximum(dot(x, first, trans_b=True), 0.0)
+            dh = jnp.where(h > 0, dot(x, first_v, trans_b=True), 0.0).astype(jnp.bfloat16)
+            h = h.astype(jnp.bfloat16)
+            return sums[0] + dot(h, second), sums[1] + dot(dh, second) + dot(h, second_v)
 
         zeros = jnp.zeros((rows, NARROW), jnp.float32)
         z, dz = lax.fori_loop(0, padded // chunk, add, (zeros, zeros))
-        z, dz = (v + ref[pl.ds(0, NARROW)][None, :] for v, ref in ((z, bias_ref), (dz, bias_v_ref)))
         a, da = jnp.maximum(z, 0.0).astype(jnp.bfloat16), jnp.where(z > 0, dz, 0.0).astype(jnp.bfloat16)
-        third, third_velocity = (ref[pl.ds(padded, CLASSES), :] for ref in (second_ref, second_v_ref))
-        scores = dot(a, third, trans_b=True) + bias_ref[pl.ds(NARROW, CLASSES)][None, :]
-        along = dot(da, third, trans_b=True) + dot(a, third_velocity, trans_b=True)
-        along = along + bias_v_ref[pl.ds(NARROW, CLASSES)][None, :]
-        slope_ref[tile] = jnp.sum(_errors(network, scores, label_ref[tile]) * along, axis=1)
+        third, third_v = (packed_ref[pl.ds(s + 2 * padded, CLASSES), :] for s in (0, below))
+        along = dot(da, third, trans_b=True) + dot(a, third_v, trans_b=True)
+        errors = _errors(network, dot(a, third, trans_b=True), x_ref[tile, NARROW - 1])
+        slope_ref[tile] = jnp.sum(errors * along, axis=1)
 
-    num_rows = columns.shape[0]
-    found = pl.pallas_call(
+    return pl.pallas_call(
         kernel,
-        grid=(num_rows // rows,),
-        out_shape=jax.ShapeDtypeStruct((num_rows,), jnp.float32),
+        grid=(-(-num_slopes // rows),),
+        out_shape=jax.ShapeDtypeStruct((max(inputs.shape[0], num_slopes + -num_slopes % SLOPES),), jnp.float32),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="slopes",
-    )(columns, labels, *packed, *packed_velocity)
-    return found[:batch_size]
+    )(inputs, packed)
 
 
-def _backward(packed: Packed, inputs: Array, dz: Array, blocks: Blocks, interpret: bool) -> list[Array]:
-    """Return, for every split of the batch, ∂W1 with ∂b1 as a row, (NARROW, h1), and ∂W2, (h1, NARROW)."""
+def _backward(
+    packed: Array, padded: int, inputs: Array, dz: Array, third: Array, blocks: Blocks, interpret: bool
+) -> Array:
+    """Return, for every split of the batch, ∂W1ᵀ with ∂b1, and below it ∂W2 with ∂b2 and the sum of its parts of ∂W3ᵀ.
+
+    One array of all parts is added by one launch; the compiler would add several by several.
+    """
     pl, triton = _pallas()
-    num_hidden, splits, hidden, dot = packed.first.shape[1], blocks.splits, blocks.back_hidden, triton.dot
-    num_tiles = inputs.shape[0] // blocks.back_rows
-    per_split = -(-num_tiles // splits)
+    splits, hidden, dot = blocks.splits, blocks.back_hidden, triton.dot
+    num_tiles, num_parts = inputs.shape[0] // blocks.back_rows, third.shape[0]
 
-    def backward(*refs: Any) -> None:
-        x_ref, dz_ref, first_ref, second_ref, first_grad_ref, second_grad_ref = refs
-        units = pl.ds(pl.program_id(0) * hidden, hidden)
-        first, second = first_ref[:, units], second_ref[units, :]
-        begin = pl.program_id(1) * per_split
+    def backward(x_ref: Any, dz_ref: Any, third_ref: Any, packed_ref: Any, grad_ref: Any) -> None:
+        units = [pl.ds(k * padded + pl.program_id(0) * hidden, hidden) for k in range(2)]
+        first, second = (packed_ref[rows, :] for rows in units)
+        split = pl.program_id(1)
+
+        def over_share(num: int, add: Callable[[Array, Any], Any], start: Any) -> Any:
+            share = -(-num // splits)
+            return lax.fori_loop(split * share, jnp.minimum((split + 1) * share, num), add, start)
 
         def tile(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            first_grad, second_grad = sums
             rows = pl.ds(i * blocks.back_rows, blocks.back_rows)
             x, dz = x_ref[rows, :], dz_ref[rows, :]
-            h = jnp.maximum(dot(x, first), 0.0)
+            h = jnp.maximum(dot(x, first, trans_b=True), 0.0)
             dh = jnp.where(h > 0, dot(dz, second, trans_b=True), 0.0).astype(jnp.bfloat16)
-            second_grad = second_grad + dot(h.astype(jnp.bfloat16), dz, trans_a=True)
-            return first_grad + dot(x, dh, trans_a=True), second_grad
+            second_grad = sums[1] + dot(h.astype(jnp.bfloat16), dz, trans_a=True)
+            return sums[0] + dot(dh, x, trans_a=True), second_grad
 
-        zeros = jnp.zeros((NARROW, hidden), jnp.float32), jnp.zeros((hidden, NARROW), jnp.float32)
-        sums = lax.fori_loop(begin, jnp.minimum(begin + per_split, num_tiles), tile, zeros)
-        first_grad_ref[0, :, :], second_grad_ref[0, :, :] = sums
+        sums = over_share(num_tiles, tile, (jnp.zeros((hidden, NARROW), jnp.float32),) * 2)
+        for rows, total in zip(units, sums, strict=True):
+            grad_ref[split, rows, :] = total
 
-    shapes = (splits, NARROW, num_hidden), (splits, num_hidden, NARROW)
+        @pl.when(pl.program_id(0) == 0)
+        def _() -> None:
+            zeros = jnp.zeros((CLASSES, NARROW), jnp.float32)
+            grad_ref[split, pl.ds(2 * padded, CLASSES), :] = over_share(num_parts, lambda i, s: s + third_ref[i], zeros)
+
+    shape = (splits, 2 * padded + CLASSES, NARROW)
     return pl.pallas_call(
         backward,
-        grid=(num_hidden // hidden, splits),
-        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
-        out_specs=[
-            pl.BlockSpec((1, NARROW, hidden), lambda j, k: (k, 0, j)),
-            pl.BlockSpec((1, hidden, NARROW), lambda j, k: (k, j, 0)),
-        ],
+        grid=(padded // hidden, splits),
+        out_shape=jax.ShapeDtypeStruct(shape, jnp.float32),
+        out_specs=pl.BlockSpec(shape, lambda j, k: (0, 0, 0)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=blocks.back_stages),
         interpret=interpret,
         name="backward",
-    )(inputs, dz, packed.first, packed.second)
+    )(inputs, dz, third, packed)
 
 
 def _dense_gradient(

@@ -93,8 +93,8 @@ class Potential:
         class_scores: optional, maps (weights, inputs) to logits (S, K), for classifiers.
         values: optional, maps (weights, inputs) to predictions of the targets, for regressions.
         check_data: optional, is called with (weights, all examples) before anything is compiled, to reject bad data.
-        gradient, slopes: optional, faster versions of `gradients.minibatch_gradient` and `gradients.slopes` for the
-            loss alone: map (weights, batch, precision) to functions by platform ("cpu", "cuda"), {} for none.
+        gradient: optional, a faster `gradients.minibatch_gradient` for the loss alone: maps (weights, batch, precision)
+            to functions of (weights, batch, friction) by platform ("cpu", "cuda"), {} for none.
         gradient_moments: optional, a faster `masses.gradient_moments`, (weights, batch, mask) → two pytrees.
 
     Example:
@@ -108,7 +108,6 @@ class Potential:
     values: Callable[[Weights, Any], Array] | None = None
     check_data: Callable[[Weights, Batch], None] | None = None
     gradient: Callable[[Weights, Batch, str | None], dict[str, Callable]] | None = None
-    slopes: Callable[[Weights, Batch, str | None], dict[str, Callable]] | None = None
     gradient_moments: Callable[[Weights, Batch, Array], tuple[Weights, Weights]] | None = None
     prior: PriorLike | None = None
     prior_temperature: float | Array | None = None
@@ -444,5 +443,5 @@ def subset(potential: Potential, weights: Weights, selection: Selection) -> Subs
     else:  # λ/N stays
         decays = by_name(potential.weight_decay, "weight_decay")
         changes["weight_decay"] = {name: share * float(decay) for name, decay in decays.items()}
-    restricted = replace(potential, **changes, gradient=None, slopes=None, gradient_moments=None)
+    restricted = replace(potential, **changes, gradient=None, gradient_moments=None)
     return replace(part, potential=restricted)

@@ -38,7 +38,7 @@ from jax import lax
 from .. import _trees as trees
 from .. import integrator, masses
 from .._trees import Array, Batch, Key, Stream, Weights
-from ..gradients import covariance_product, fast_convolutions, minibatch_gradient, slopes
+from ..gradients import Friction, covariance_product, fast_convolutions, minibatch_gradient
 from .base import Natural, Positive, Several
 from .langevin import LangevinState, NoiseMassLangevin
 
@@ -104,25 +104,23 @@ class BalancedLangevin(NoiseMassLangevin):
 
     def force(self, state: LangevinState, weights: Weights, batch: Batch | None) -> Weights:
         """Return the gradient on the first S examples, plus the friction from the first B divided by the kick l."""
-        num, few, split = self.batch_size or 0, self.friction_batch_size or 0, self.dataset.mesh is not None
         examples: Any = batch
-        velocity = trees.unpack(jax.tree.map(lambda h, m: h / m, state.half_step_momentum, state.masses))
-        first = jax.tree.map(lambda array: array[:few], examples)
-        along = slopes(self.potential, weights, velocity, first, self.precision, split=split)
-        kick = jnp.full((num,), 1 / num, along.dtype)
-        rest = self.examples_per_step - num, self.examples_per_step - few
-        both = jnp.pad(kick, (0, rest[0])) + jnp.pad(self.friction_coefficients(state, along), (0, rest[1]))
-        return minibatch_gradient(self.potential, weights, examples, self.precision, coefficients=both, split=split)
+        split, friction = self.dataset.mesh is not None, self.friction(state)
+        return minibatch_gradient(self.potential, weights, examples, self.precision, friction=friction, split=split)
 
-    def friction_coefficients(self, state: LangevinState, along: Array) -> Array:
-        """Return the coefficients of the losses whose gradient is the friction, from the slopes of B examples."""
-        num, retained = float(self.batch_size or 1), self.momentum_retention**2
-        scaled = along / state.temperature
-        mean, squares = jnp.sum(scaled) / along.size, jnp.sum(scaled**2)  # one pass
-        trace = self.kick**2 / num * (squares - along.size * mean**2) / (along.size - 1)
-        share = (1 + retained) ** 2 * (1 - retained) * self.ratio_limit
-        bound = jnp.minimum(1.0, (50 + share * trees.num_weights(state.weights)) / trace)
-        return state.friction_gain * bound * self.kick / ((1 + retained) * num * (along.size - 1)) * (scaled - mean)
+    def friction(self, state: LangevinState) -> Friction:
+        """Return the friction of one step, bounded as described above."""
+        kicked, num, retained = self.batch_size or 1, self.friction_batch_size or 2, self.momentum_retention**2
+        largest_trace = (1 + retained) ** 2 * (1 - retained) * self.ratio_limit * trees.num_weights(state.weights)
+        return Friction(
+            velocity=trees.unpack(jax.tree.map(lambda h, m: h / m, state.half_step_momentum, state.masses)),
+            temperature=state.temperature,
+            gain=state.friction_gain,
+            strength=self.kick / ((1 + retained) * kicked * (num - 1)),
+            limit=(50 + largest_trace) * kicked * (num - 1) / self.kick**2,
+            num_kicked=kicked,
+            num_examples=num,
+        )
 
     def limit_load(self, state: LangevinState, allowed: Array) -> LangevinState:
         """Measure the gain and the load of the friction; raise all masses if the load exceeds what is allowed.
