@@ -276,7 +276,7 @@ def pack(weights: Weights, padded: int, one: float) -> Array:
         after = (num - before - matrix.shape[0], NARROW - matrix.shape[1])
         return jnp.pad(matrix, ((before, after[0]), (0, after[1])))
 
-    def block(num_rows: int, *parts: Array) -> Array:
+    def block(num_rows: int, *parts: Any) -> Array:
         matrix = jnp.concatenate([jnp.pad(part, ((0, 0), (0, NARROW - part.shape[1]))) for part in parts])
         return jnp.pad(matrix, ((0, num_rows - matrix.shape[0]), (0, 0)))
 
