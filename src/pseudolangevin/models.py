@@ -409,7 +409,7 @@ def slopes_by_kernel(
     so on to the loss.
     """
     pl, triton = _pallas()
-    rows, chunk, dot = 64 if num_slopes > 4096 else 16, math.gcd(64, padded), triton.dot
+    rows, chunk, dot = 64 if num_slopes > 4096 else 16, math.gcd(32, padded), triton.dot
     below = 2 * padded + CLASSES  # first row of the velocity
 
     def kernel(x_ref: Any, packed_ref: Any, slope_ref: Any) -> None:
