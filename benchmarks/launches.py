@@ -35,7 +35,8 @@ LIMITS = {
 }
 DEVICE = " ".join(f"{name}: {value}" for name, value in LIMITS.items())
 TARGET = f"""gpu_device_info {{ {DEVICE} cuda_compute_capability {{ major: 9 }} }} platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 7 }} runtime_version {{ major: 12 minor: 8 }} device_description_str: "NVIDIA H200" """
+dnn_version_info {{ major: 9 minor: 7 }} runtime_version {{ major: 12 minor: 8 }}
+device_description_str: "NVIDIA H200" """
 LAUNCH = re.compile(r" (fusion|custom-call|copy|sort|reduce|dot)\(")
 
 
