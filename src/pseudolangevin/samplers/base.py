@@ -269,7 +269,9 @@ class Sampler(ABC):
             return trees.select(running, stepped, moved) if very_large else stepped
 
         def many(index: Array, moved: Any) -> Any:
-            return lax.fori_loop(0, block, lambda _, s: one(index, s), moved)
+            # Launches limit a small network; two steps as one share some of them.
+            unroll = 2 if trees.num_weights(state.weights) < 2**17 else 1
+            return lax.fori_loop(0, block, lambda _, s: one(index, s), moved, unroll=unroll)
 
         start = self.pack(state)
         folded = start._replace(key=trees.stream_keys(state.key))
