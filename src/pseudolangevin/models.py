@@ -354,7 +354,7 @@ def _forward(
         *friction_refs, dz_ref, third_ref = refs
         rows = pl.ds(pl.program_id(0) * blocks.rows, blocks.rows)
         number = pl.program_id(0) * blocks.rows + lax.iota(jnp.int32, blocks.rows)
-        scales = jnp.where(number < num_kicked, 1 / num_kicked, 0.0)
+        scales = jnp.where(number < num_kicked, 1 / num_kicked, 0.0).astype(jnp.float32)
         if friction_refs:
             scales = scales + friction_scales(number, rows, *friction_refs)
         x = x_ref[rows, :]
