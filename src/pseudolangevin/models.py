@@ -272,11 +272,8 @@ def pack(weights: Weights, padded: int, one: float) -> Array:
         high = lax.reduce_precision(bias, 8, 7)  # a conversion there and back may be optimised away
         return high, bias - high
 
-    def rows(matrix: Array, num: int, before: int = 0) -> Array:
-        after = (num - before - matrix.shape[0], NARROW - matrix.shape[1])
-        return jnp.pad(matrix, ((before, after[0]), (0, after[1])))
-
     def block(num_rows: int, *parts: Any) -> Array:
+        """Return matrices below each other, padded."""
         matrix = jnp.concatenate([jnp.pad(part, ((0, 0), (0, NARROW - part.shape[1]))) for part in parts])
         return jnp.pad(matrix, ((0, num_rows - matrix.shape[0]), (0, 0)))
 
