@@ -113,7 +113,7 @@ def test_crashes_at_any_operation(tmp_path, finished, monkeypatch, power_cut):
     """Crashes at random operations on the disk, in runs that are extended half way."""
     disk, rng, path, crashes = Disk(monkeypatch, Crash()), random.Random(1), tmp_path / "run", 0
     while crashes < 24:
-        disk.count, disk.at = 0, rng.randint(1, 90)
+        disk.count, disk.at = 0, rng.randint(1, 150)
         if not (path / "config.toml").exists():  # begins again
             disk.names.clear()
         try:

@@ -366,11 +366,14 @@ def _restore(
     steps = checkpoints.steps()  # before the records, since a run writes them before
     shapes = experiment.run.abstract_states(experiment.weights_shape)
     wanted = headers(experiment, shapes)
-    # Without the test set and own observables, the trace of a run that Python started may have more fields.
-    expected = None if isinstance(experiment.settings, PythonSettings) and not resuming else wanted[0]
-    with RecordFile(folder.trace, expected) as trace, RecordFile(folder.weights, wanted[1]) as kept:
-        if trace.header.about.get("run") != experiment.hashes:
-            raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
+    with RecordFile(folder.trace) as trace, RecordFile(folder.weights) as kept:
+        # Without the test set and own observables, the trace of a run that Python started may have more fields.
+        any_fields = isinstance(experiment.settings, PythonSettings) and not resuming
+        for file, header in zip((trace, kept), wanted, strict=True):
+            if file.header.about.get("run") != header.about["run"]:
+                raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
+            if file.header.lines != header.lines and not (file is trace and any_fields):
+                raise RunFolderError(f"{file.path} has other fields than the run requires; restore it from a copy")
         values, records = trace.read(0, 0 if resuming else num_records)
         draws, num_kept = kept.read(0, 0 if resuming else None)
         if resuming:
