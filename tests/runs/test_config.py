@@ -94,18 +94,20 @@ def test_the_default_interval_between_records_is_that_of_sample():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[sampler]\nbatchsize = 3", r"sampler.batchsize = 3: unknown key; did you mean sampler.batch_size\?"),
-        ("batch_size = 4", r"batch_size = 4: unknown key; did you mean sampler.batch_size\?"),
-        ("[network]\nnum_steps = 4", r"network.num_steps = 4: unknown key; did you mean num_steps\?"),
-        ("[network]\nqqq = 4", "network.qqq = 4: unknown key; see `pseudolangevin sample --print-config`"),
+        (
+            "[sampler]\nbatchsize = 3",
+            r"sampler.batchsize = 3: not a key of name = 'balanced_langevin'; did you mean sampler.batch_size\?",
+        ),
+        ("batch_size = 4", r"^batch_size = 4: not a key; did you mean sampler.batch_size\?"),
+        ("[network]\nnum_steps = 4", r"network.num_steps = 4: not a key; did you mean num_steps\?"),
+        ("[network]\nqqq = 4", "network.qqq = 4: not a key; see `pseudolangevin sample --print-config`"),
         ("[sampler]\nname = 'adm'", r"sampler.name = 'adm': unknown; did you mean adam\?"),
         (
             "[sampler]\nname = 'adam'\nmass_floor = 0.1",
-            "sampler.mass_floor: not a setting of name = 'adam'; remove it, or choose another name",
+            "sampler.mass_floor = 0.1: not a key of name = 'adam'",
         ),
         ("sampler = 3", "sampler = 3: must be a table"),
-        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^\[sampelr\]: unknown section; did you mean sampler\?$"),
-        ("[wheels]\nround = true", r"^\[wheels\]: unknown section; choose one of task, sampler, start, "),
+        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^sampelr = .*: not a key; did you mean sampler\?$"),
         ("num_steps = true", "num_steps = True: must be a valid integer; it is: steps of every chain"),
         ("temperatures = [1e-5, nan]", r"temperatures\[1\] = nan: must be a finite number"),
         ("[sampler]\nname = 'full_batch_langevin'", "sampler.time_step is missing"),
@@ -199,11 +201,6 @@ class TestOwnData:
         )
         return config.read(tmp_path / "run.toml")
 
-    def test_the_same_inputs_may_be_tested_with_other_targets(self, tmp_path, data):
-        np.save(tmp_path / "y2.npy", data[1][:8])
-        pairs = "inputs = 'x.npy'\ntargets = 'y.npy'\ntest_inputs = 'x.npy'\ntest_targets = 'y2.npy'"
-        assert build(self.settings(tmp_path, pairs)).run.test is not None
-
     @pytest.mark.parametrize("text", ["file = 'train.npz'", "inputs = 'x.npy'\ntargets = 'y.npy'"])
     def test_files_relative_to_the_configuration(self, tmp_path, data, text):
         inputs, targets = (array[:8] for array in data)
@@ -225,16 +222,16 @@ class TestOwnData:
     @pytest.mark.parametrize(
         ("text", "line"),
         [
-            ("file = 'x.npy'", "must have the arrays inputs and targets; it has one array"),
+            ("file = 'x.npy'", "must have the arrays .*; it has one array"),
             ("inputs = 'train.npz'\ntargets = 'y.npy'", "is an .npz archive"),
             ("inputs = 'x.npy'\ntargets = 'train.toml'", "cannot be read"),
             ("inputs = 'x.npy'\ntargets = 'run.toml'", "not a valid"),
             ("inputs = 'y.npy'\ntargets = 'y.npy'", "task and network"),
-            ("file = 'other.npz'", "must have the arrays inputs and targets; it has a"),
+            ("file = 'other.npz'", "must have the arrays .*; it has a"),
             ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a valid"),
             ("file = 'cut.npz'", "not a valid"),
             ("file = '.'", "cannot be read"),
-            ("file = 'half.npz'", "has the array test_inputs; give both"),
+            ("file = 'half.npz'", "both or neither .*; it has inputs, targets, test_inputs"),
             (f"inputs = 'x.npy'\ntest_inputs = 'x.npy'\n{TARGETS}", "test_inputs = .* is the training set"),
         ],
     )
@@ -247,48 +244,31 @@ class TestOwnData:
         with pytest.raises(ConfigError, match=line):
             build(self.settings(tmp_path, text))
 
-    def test_starting_weights_from_a_file(self, tmp_path, data):
-        settings = self.starting_from(tmp_path, (), ())
-        experiment = build(settings)
-        weights = experiment.starting_weights()
-        assert np.array_equal(weights["layer1"]["kernel"], np.ones((4, 2)))
-        np.savez(tmp_path / "start.npz", kernel=np.ones((4, 2)))
-        line = r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
-        with pytest.raises(ConfigError, match=line):
-            experiment.starting_weights()
-        build(settings, check_start=False)  # a run that has begun
-
-    def test_starts_of_the_right_shapes(self, tmp_path, data):
+    def test_starts_from_a_file(self, tmp_path, data):
         for leading in [(), (2, 2), (1, 2), (2, 1), (1, 1)]:
-            experiment = build(self.starting_from(tmp_path, leading, leading))
-            assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
+            experiment = build(self.starting_from(tmp_path, {"kernel": (*leading, 4, 2), "bias": (*leading, 2)}))
+            weights = experiment.starting_weights()["layer1"]
+            np.testing.assert_array_equal(weights["kernel"], np.ones((2, 2, 4, 2)))
+        (tmp_path / "start.npz").unlink()
+        build(experiment.settings, check_start=False)  # a run that has begun
 
     @pytest.mark.parametrize(
-        ("kernel", "bias", "dtype", "line"),
+        ("shapes", "dtype", "line"),
         [
-            (None, None, float, "must have exactly the arrays"),
-            ((), (), int, "has dtype int"),
-            ((3, 2), (3, 2), float, r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*sizes"),
-            ((2,), (2,), float, "layer1.bias has shape"),
-            ((2, 2), (), float, "layer1.kernel has shape"),
-            ((), (2, 2), float, "layer1.kernel has shape"),
-            ((), 5, float, r"layer1.bias has shape \(5,\)"),
-            (5, (), float, r"layer1.kernel has shape \(4, 5\)"),
+            ({"kernel": (4, 2)}, float, r"must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"),
+            ({"kernel": (4, 2), "bias": (2,)}, int, "has dtype int"),
+            ({"kernel": (3, 2, 4, 2), "bias": (3, 2, 2)}, float, r"bias has shape \(3, 2, 2\); .* is \(2,\).*sizes"),
+            ({"kernel": (2, 4, 2), "bias": (2, 2)}, float, "layer1.bias has shape"),
+            ({"kernel": (4, 2), "bias": (5,)}, float, r"layer1.bias has shape \(5,\)"),
+            ({"kernel": (4, 5), "bias": (2,)}, float, r"layer1.kernel has shape \(4, 5\)"),
         ],
     )
-    def test_bad_starts_are_rejected_before_anything_runs(self, tmp_path, data, kernel, bias, dtype, line):
+    def test_bad_starts_are_rejected_before_anything_runs(self, tmp_path, data, shapes, dtype, line):
         with pytest.raises(ConfigError, match=rf"^start\.file: .*{line}"):
-            build(self.starting_from(tmp_path, kernel, bias, dtype))
+            build(self.starting_from(tmp_path, shapes, dtype))
 
-    def starting_from(self, tmp_path, kernel, bias, dtype=np.float32):
-        """Weights with these leading axes, or so many outputs, or none at all."""
-        arrays: Any = {"other": np.zeros(3)}
-        if kernel is not None:
-            axes = [(*front, 2) if isinstance(front, tuple) else (front,) for front in (kernel, bias)]
-            arrays = {
-                "layer1.kernel": np.ones((*axes[0][:-1], 4, axes[0][-1]), dtype),
-                "layer1.bias": np.ones(axes[1], dtype),
-            }
+    def starting_from(self, tmp_path, shapes, dtype=np.float32):
+        arrays: Any = {f"layer1.{name}": np.ones(shape, dtype) for name, shape in shapes.items()}
         np.savez(tmp_path / "start.npz", **arrays)
         table = self.settings(tmp_path, "file = 'train.npz'").model_dump()
         return config.Settings.model_validate(table | {"start": {"kind": "file", "file": str(tmp_path / "start.npz")}})

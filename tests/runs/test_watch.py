@@ -38,7 +38,7 @@ def write_run(path: Path, trace: xr.Dataset) -> Path:
     about = {"observed_examples": 10, "variables": {n: [list(a.dims), a.attrs] for n, a in trace.data_vars.items()}}
     about["coords"] = {name: trace[name].values.tolist() for name in ("temperature", "chain")}
     records = [{name: column[draw] for name, column in columns.items()} for draw in range(trace.sizes["draw"])]
-    RecordFile.create(path / "trace.records", Header.of(records[0].items(), about), *records)
+    RecordFile.create(path / "trace.records", Header.of({}, records[0].items(), **about), *records)
     return path
 
 

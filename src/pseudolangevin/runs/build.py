@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,13 +51,13 @@ class Experiment:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """SHA-256 hashes of the data, and of the settings and code that decide the chains and the files."""
+        """SHA-256 hashes of the settings and code that decide chains and files, of the data and of the test set."""
         settings: dict[str, Any] = {"code": hashlib.sha256(self.code).hexdigest()}
         for name, value in self.settings.model_dump().items():
             settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
         text = json.dumps({name: value for name, value in settings.items() if name not in FREE}, sort_keys=True)
-        data = hash_of(self.run.sampler)
-        return {"data_sha256": data, "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
+        hashes = {"settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
+        return hashes | {"data_sha256": hash_of(self.run.sampler), "test_sha256": hash_of(self.run.test)}
 
     def starting_weights(self, on_pause: Callable[[], object] | None = None, progress: bool | None = None) -> Weights:
         """Return the weights at step 0, as `sample` takes them; `on_pause` and `progress` as in `trained_starts`."""
@@ -70,11 +69,11 @@ class Experiment:
         if isinstance(start, RandomStart):
             weights = jax.vmap(lambda c: self.init(jax.random.fold_in(key, c)))(jnp.arange(num_chains))
         else:
-            options = start.model_dump(exclude={"kind", "seed"}) | {"key": key, "num_starts": num_chains}
-            options |= {"placement": self.run.mesh or Placement(), "on_pause": on_pause, "progress": progress}
+            options = start.model_dump(exclude={"kind", "seed"}) | {"on_pause": on_pause, "progress": progress}
+            options |= {"placement": self.run.mesh or Placement(), "key": key, "num_starts": num_chains}
+            model = self.run.sampler.potential, self.run.sampler.dataset, self.init
             with naming("start"):
-                sampler = self.run.sampler
-                weights = trained_starts(sampler.potential, sampler.dataset, self.init, **options)
+                weights = trained_starts(*model, **options)
         return jax.tree.map(lambda w: w[None], weights)
 
     def _read_weights(self, file: str) -> Weights:
@@ -82,17 +81,16 @@ class Experiment:
         likes, archive = dict(named_leaves(self.weights_shape)), _load(file)
         if set(archive) != set(likes):
             raise ValueError(f"{file} must have exactly the arrays {[*likes]}; it has {', '.join(archive)}")
-        first, (temperatures, chains) = next(iter(likes)), self.run.shape
-        leading = archive[first].shape[: max(0, archive[first].ndim - len(likes[first].shape))]
-        allowed = leading in [(), *product((1, temperatures), (1, chains))]
+        check_weights({name: jnp.asarray(array) for name, array in archive.items()})
+        temperatures, chains = self.run.shape
+        leaves, axes = [], [(), *product((1, temperatures), (1, chains))]
         for name, like in likes.items():
-            if not allowed or archive[name].shape != leading + like.shape:
-                why = f"{name} has shape {archive[name].shape}; that of this network is {like.shape}, in all arrays"
-                axes = f"alone or after axes of {self.run.shape} or 1 (temperature, chain)"
-                raise ValueError(f"{file}: {why} {axes}; change network.sizes, or give another file")
-        arrays = {name: jnp.asarray(archive[name]) for name in likes}
-        check_weights(arrays)
-        leaves = [arrays[name].astype(like.dtype) for name, like in likes.items()]
+            shape = archive[name].shape
+            if shape not in [leading + like.shape for leading in axes]:
+                why = f"{name} has shape {shape}; that of this network is {like.shape}"
+                where = f"alone or after axes of {self.run.shape} or 1 (temperature, chain)"
+                raise ValueError(f"{file}: {why}, {where}; change network.sizes, or give another file")
+            leaves.append(jnp.broadcast_to(archive[name].astype(like.dtype), self.run.shape + like.shape))
         return jax.tree.unflatten(jax.tree.structure(self.weights_shape), leaves)
 
 
@@ -123,10 +121,15 @@ def build(
     has begun needs no start any more, and the file may be gone. With `allow_code`, `network.module` is executed. The
     `sampler`, any `weights` and the rest of the `model` (arguments of `Run`) are those of a run that Python started.
     """
+    chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
+    chains["observe_examples"] = settings.recording.observe_examples
     if isinstance(settings, PythonSettings):
-        shape = _check_model(settings, sampler, weights)
+        if sampler is None:
+            remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
+            raise ConfigError(f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}')
         with naming(""):
-            return Experiment(settings, _run(settings, sampler, **model), shape)
+            run = Run(sampler, **chains, **model)
+        return Experiment(settings, run, _check_model(settings, sampler, weights))
     if sampler is not None:
         raise RunFolderError("the run was started from a configuration; leave the sampler out")
     if (task := settings.task).kind == "spin_vectors":
@@ -135,8 +138,8 @@ def build(
     with naming("network"):
         init, apply, code = _network(settings.network, allow_code)
         shape = jax.eval_shape(init, jax.random.key(0))
-    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
-    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * num_weights(shape) * chains)
+    most = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
+    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * num_weights(shape) * most)
     with naming("task"):
         train, test = _data(task)
     with naming("task and network"):
@@ -153,18 +156,13 @@ def build(
         split = Placement(**parts) if parts else None
         if split is not None:
             split.check(settings.num_chains * len(settings.temperatures or [0.0]), train.num_examples, shape)
-        run = _run(settings, made, test=test, placement=split)
+        run = Run(made, test=test, placement=split, **chains)
         check_chains(run, shape, sum(settings.network.sizes))
         every = run.record_interval(settings.num_steps, settings.record_every)
     experiment = Experiment(settings.model_copy(update={"record_every": every}), run, shape, init, code=code)
     if check_start and isinstance(settings.start, FileStart):
         experiment.starting_weights()
     return experiment
-
-
-def _run(settings: Any, sampler: Sampler, **model: Any) -> Run:
-    chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
-    return Run(sampler, observe_examples=settings.recording.observe_examples, **chains, **model)
 
 
 def python_settings(
@@ -187,13 +185,8 @@ def python_settings(
     )
 
 
-def _check_model(settings: PythonSettings, sampler: Any, weights: Weights | None) -> Weights:
+def _check_model(settings: PythonSettings, sampler: Sampler, weights: Weights | None) -> Weights:
     """Return the shapes of the weights; raise unless sampler and weights are those of the run that Python started."""
-    if sampler is None:
-        remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
-        raise ConfigError(f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}')
-    if not isinstance(sampler, Sampler):
-        raise ConfigError(f"sampler = {str(sampler)[:60]!r} is not a sampler; pass the one that began the run")
     weights = _from_structure(settings) if weights is None else weights
     pairs = {"weights": (_shapes(weights), settings.weights), "sampler": (_described(sampler), settings.sampler)}
     for what, (ours, theirs) in pairs.items():
@@ -251,15 +244,15 @@ def _data(task: Any) -> tuple[Dataset, Dataset | None]:
     if not isinstance(task, Files):
         splits = getattr(tasks, task.kind)(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
         return splits[0], splits[-1]
+    names = ["inputs", "targets", "test_inputs", "test_targets"]
     if task.file is not None:
         arrays = _load(task.file)
-        if not {"inputs", "targets"} <= set(arrays):
-            raise ValueError(f"{task.file} must have the arrays inputs and targets; it has {', '.join(arrays)}")
-        if len(extra := {"test_inputs", "test_targets"} & set(arrays)) == 1:
-            raise ValueError(f"{task.file} has the array {min(extra)}; give both arrays of a test set, or neither")
+        if [name for name in names if name in arrays] not in (names[:2], names):
+            wanted = "the arrays inputs and targets, and both or neither of test_inputs and test_targets"
+            raise ValueError(f"{task.file} must have {wanted}; it has {', '.join(arrays)}")
     else:
         arrays = {}
-        for name in ("inputs", "targets", "test_inputs", "test_targets"):
+        for name in names:
             if (file := getattr(task, name)) is not None:
                 if NAMELESS not in (found := _load(file)):
                     raise ValueError(f"{file} is an .npz archive; give it as file, or give .npy files")
@@ -274,11 +267,11 @@ def _load(file: str) -> dict[str, Any]:
         with Path(file).open("rb") as stream:
             if stream.read(6) == b"\x93NUMPY":
                 return {NAMELESS: np.load(file, mmap_mode="r", allow_pickle=False)}
-            with zipfile.ZipFile(stream) as archive:
-                if (size := sum(entry.file_size for entry in archive.infolist())) > _memory():
-                    raise ValueError(f"its arrays need {size / 1e9:.3g} GB, more than this machine has")
             stream.seek(0)
-            return dict(np.load(stream, allow_pickle=False))
+            found = np.load(stream, allow_pickle=False)
+            if (size := sum(entry.file_size for entry in found.zip.infolist())) > _memory():
+                raise ValueError(f"its arrays need {size / 1e9:.3g} GB, more than this machine has")
+            return dict(found)
     except OSError as error:
         remedy = "give the path of a .npz or .npy file"
         raise ValueError(f"{file} cannot be read: {error.strerror or error}; {remedy}") from None

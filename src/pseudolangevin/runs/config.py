@@ -91,13 +91,13 @@ class Files(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Files:
-        names = (self.inputs, self.targets, self.test_inputs, self.test_targets)
-        paths = [name and os.path.realpath(name) for name in names]
-        given = [path is not None for path in paths]
-        if given not in ([[False] * 4] if self.file else [[True, True, False, False], [True] * 4]):
+        names = ("inputs", "targets", "test_inputs", "test_targets")
+        given = tuple(name for name in names if getattr(self, name) is not None)
+        if given not in ([()] if self.file else [names[:2], names]):
             either = 'either file = "data.npz", or inputs = "x.npy" and targets = "y.npy"'
             raise ValueError(f"give {either}; with both or neither of test_inputs, test_targets")
-        if all(given) and paths[:2] == paths[2:]:
+        real = [os.path.realpath(getattr(self, name)) for name in given]
+        if len(real) == 4 and real[:2] == real[2:]:
             raise ValueError(f"test_inputs = {self.test_inputs!r} is the training set; name other examples")
         if self.stream and self.file is not None:
             raise ValueError("stream = true needs inputs and targets as .npy files, not file")
@@ -325,28 +325,21 @@ def _explain(problem: Any, model: type[Section]) -> str:
     """Return one line for an error of pydantic: the key, the value, why, and the meaning of the key."""
     loc, kind, value = list(problem["loc"]), problem["type"], problem["input"]
     choice = str(loc.pop(1)) if len(loc) > 1 and loc[0] in CHOICES else ""
-    fields: dict[str, Any] = model.model_fields
-    sections: dict[str, Any] = CHOICES | {
-        n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")
-    }
     key = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, loc)))
+    sections = {name: {"": field.annotation} for name, field in model.model_fields.items()} | CHOICES
+    sections = {n: {c: m for c, m in models.items() if hasattr(m, "model_fields")} for n, models in sections.items()}
     if kind == "extra_forbidden":
-        known = [name for name in fields if name not in sections]
-        known += [f"{name}.{k}" for name, models in sections.items() for m in models.values() for k in m.model_fields]
-        if key in known:
-            return f"{key}: not a setting of {TAGS[loc[0]]} = {choice!r}; remove it, or choose another {TAGS[loc[0]]}"
-        if isinstance(value, dict) and len(loc) == 1:
-            return f"[{key}]: unknown section; {_hint(key, sections)}"
-        return f"{key} = {_short(value)}: unknown key; {_hint(key, known)}"
-    owner = sections.get(loc[0], {}).get(choice, model) if len(loc) > 1 else model
-    names = [part for part in loc if isinstance(part, str)]
-    field = owner.model_fields.get(names[-1]) if names else None
-    meaning = f"; it is: {field.description}" if field and field.description else ""
+        known = [f"{n}.{key}" for n, models in sections.items() for m in models.values() for key in m.model_fields]
+        of = f" of {TAGS[loc[0]]} = {choice!r}" if choice else ""
+        return f"{key} = {_short(value)}: not a key{of}; {_hint(key, {*known, *(sections if len(loc) == 1 else ())} - {key})}"
     why = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    if kind == "missing":
-        return f"{key} is missing{meaning}"
     if kind == "value_error" and isinstance(value, dict | Section):
         return f"{key}: {why}".removeprefix(": ")
+    owner: Any = sections.get(loc[0], {}).get(choice, model) if len(loc) > 1 else model
+    field = owner.model_fields.get(next((part for part in reversed(loc) if isinstance(part, str)), ""))
+    meaning = f"; it is: {field.description}" if field and field.description else ""
+    if kind == "missing":
+        return f"{key} is missing{meaning}"
     if kind == "union_tag_invalid":
         key, value, meaning = f"{key}.{TAGS[key]}", value[TAGS[key]], ""
         why = f"unknown; {_hint(str(value), CHOICES[loc[0]])}"
@@ -356,11 +349,10 @@ def _explain(problem: Any, model: type[Section]) -> str:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    known = [*known]
+    """Return the known name with the same last part, or a similar one, as a question; otherwise where all are listed."""
     same = [other for other in known if other.split(".")[-1] == name.rsplit(".", 1)[-1]]
     near = same or difflib.get_close_matches(name, known, 1, 0.75)
-    listed = f"choose one of {', '.join(known)}" if len(known) < 10 else "see `pseudolangevin sample --print-config`"
-    return f"did you mean {near[0]}?" if near else listed
+    return f"did you mean {min(near)}?" if near else "see `pseudolangevin sample --print-config`"
 
 
 def _short(value: Any) -> str:

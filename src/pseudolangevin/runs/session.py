@@ -30,12 +30,23 @@ from ..chains import Record, Result, Run
 from ..data import Dataset
 from ..samplers.base import HEALTHY, Sampler
 from . import ConfigError, RunFolderError, config, naming
-from .build import Experiment, build, check_chains, hash_of, python_settings
+from .build import Experiment, build, check_chains, python_settings
 from .config import CHANGEABLE, FREE, PythonSettings, Settings
-from .folder import RunFolder, describe_session, disk_errors, locked, read_json, read_or_empty, read_text, write_text
+from .folder import (
+    RunFolder,
+    damaged,
+    describe_session,
+    disk_errors,
+    locked,
+    read_json,
+    read_or_empty,
+    read_text,
+    write_text,
+)
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
+BEGAN_WITH = {"settings_sha256": "config.toml is", "data_sha256": "the data are", "test_sha256": "the test set is"}
 REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
@@ -228,7 +239,7 @@ class _Session:
     def begin(self, experiment: Experiment) -> Outcome:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
-        noted = describe_session(self.command) | experiment.hashes | {"test_sha256": hash_of(run.test)}
+        noted = describe_session(self.command) | experiment.hashes
         noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
         _in_first(write_text, folder.config, config.to_toml(settings))
         _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
@@ -252,23 +263,15 @@ class _Session:
             begun = folder.trace.exists()
             experiment = build(_settings(folder, changes), check_start=not begun, **how)
             settings = experiment.settings
-            if begun or folder.provenance.exists():
-                noted = read_json(folder.provenance)
-                if not isinstance(noted.setdefault("resumed", []), list):
-                    raise RunFolderError(f"{folder.provenance}: resumed is not a list; restore it from a copy")
-                found = experiment.hashes | {"test_sha256": hash_of(experiment.run.test)}
-                if noted.get("settings_sha256") != found["settings_sha256"]:
-                    raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
-                for key, what in (("data_sha256", "data are"), ("test_sha256", "test set is")):
-                    if noted.get(key) != found[key]:
-                        why = f"the {what} not what the run began with"
-                        raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
             if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
                 raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
         if not begun:
             self.log("resumed before the first record: beginning again")
             return self.begin(experiment)
         with hosts.together():
+            noted = read_json(folder.provenance)
+            if not isinstance(noted.setdefault("resumed", []), list):
+                raise damaged(folder.provenance, "resumed is not a list")
             at, states, damage, *_ = _restore(folder, experiment, resuming=True)
             self.notes += damage
             with RecordFile(folder.trace) as file:
@@ -365,32 +368,32 @@ def _restore(
     checkpoints, notes, error = Checkpoints(folder.checkpoints), list[str](), "there is none"
     steps = checkpoints.steps()  # before the records, since a run writes them before
     shapes = experiment.run.abstract_states(experiment.weights_shape)
-    wanted = headers(experiment, shapes)
     with RecordFile(folder.trace) as trace, RecordFile(folder.weights) as kept:
-        # Without the test set and own observables, the trace of a run that Python started may have more fields.
-        any_fields = isinstance(experiment.settings, PythonSettings) and not resuming
-        for file, header in zip((trace, kept), wanted, strict=True):
-            if file.header.about.get("run") != header.about["run"]:
-                raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
-            if file.header.lines != header.lines and not (file is trace and any_fields):
-                raise RunFolderError(f"{file.path} has other fields than the run requires; restore it from a copy")
+        # Without the test set and own observables, the trace of a run that Python started has more fields.
+        free = ("test_sha256",) if isinstance(experiment.settings, PythonSettings) and not resuming else ()
+        for file, expected in zip((trace, kept), headers(experiment, shapes), strict=True):
+            for key, what in BEGAN_WITH.items():
+                if file.header.run.get(key) != expected.run[key] and key not in free:
+                    raise RunFolderError(f"{folder.path}: {what} not what the run began with; {REMEDY}")
+            is_same = (file.header.fields, file.header.about) == (expected.fields, expected.about)
+            if not is_same and not (free and file is trace):
+                raise damaged(file.path, "its fields are not those of the run")
         values, records = trace.read(0, 0 if resuming else num_records)
         draws, num_kept = kept.read(0, 0 if resuming else None)
         if resuming:
             records, num_kept = trace.num_valid(), kept.num_valid()
-    files = ((trace, records), (kept, num_kept)) if num_records is None else ()
 
     def damage(*needed: int) -> list[str]:
         """Return the first bad record of every file in which one of the records that are needed is bad."""
         found = []
-        for (file, valid), number in zip(files, needed, strict=False):
+        for file, valid, number in zip((trace, kept), (records, num_kept), needed, strict=True):
             why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {number}"
             found += [f"{file.path}: record {valid} is damaged ({why})"] if valid < number else []
-        return found
+        return found if num_records is None else []
 
     for step in reversed(steps):
         try:
-            at, states = checkpoints.restore(step, shapes, experiment.hashes)
+            at, states = checkpoints.restore(step, shapes, trace.header.run)
         except RunFolderError as failure:
             error = str(failure).partition("; ")[0]
         else:
@@ -407,7 +410,7 @@ def _restore(
     if num_records is not None:
         last = values["step"][-1] if records else 0
         draws = {name: array[: np.searchsorted(draws["step"], last, "right")] for name, array in draws.items()}
-    tensors = [np.moveaxis(draws[name], 0, 2) for name, *_ in wanted[1].fields[1:]] if len(draws["step"]) else []
+    tensors = [np.moveaxis(draw, 0, 2) for name, draw in draws.items() if name != "step"] if len(draws["step"]) else []
     return at, states, notes, trace.header, values, tensors
 
 

@@ -51,17 +51,18 @@ Type = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|b?float(16|32|64)
 
 
 class Header(BaseModel):
-    """The fields of every record, each with its type and shape, and attributes that describe them."""
+    """The hashes of the run, the type and shape of every field of a record, and attributes that describe them."""
 
-    format: Literal["pseudolangevin records 1"] = "pseudolangevin records 1"
+    format: Literal["pseudolangevin records 2"] = "pseudolangevin records 2"
+    run: dict[str, str]
     fields: tuple[tuple[str, Type, tuple[Size, ...]], ...]
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, arrays: Iterable[tuple[str, Any]], about: dict[str, Any]) -> Header:
+    def of(cls, run: dict[str, str], arrays: Iterable[tuple[str, Any]], **about: Any) -> Header:
         """Return the header of records like these arrays, or their shapes and types."""
         fields = tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays)
-        return cls(fields=fields, about=about)
+        return cls(run=run, fields=fields, about=about)
 
     @classmethod
     def read(cls, path: Path, stream: BinaryIO) -> Header:
@@ -159,7 +160,7 @@ class RecordFile(AbstractContextManager["RecordFile"]):
         os.fsync(self._stream.fileno())
 
     def read(self, first: int = 0, stop: int | None = None) -> tuple[dict[str, np.ndarray], int]:
-        """Return the fields of the valid records from `first` to `stop`, (record, ...), and the number where they end."""
+        """Return the fields of the valid records from `first` to `stop`, and the number where they end."""
         stop = self.recorded if stop is None else min(stop, self.recorded)
         raw = np.zeros((max(0, stop - first), self._length), np.uint8)
         self._stream.seek(self._start + first * self._length)
@@ -205,22 +206,21 @@ class Checkpoints:
         """Return the path of a checkpoint."""
         return self.path / f"{step:010d}.checkpoint"
 
-    def save(self, at: Checkpoint, states: Any, run: Mapping[str, str]) -> None:
+    def save(self, at: Checkpoint, states: Any, run: dict[str, str]) -> None:
         """Write a checkpoint of the run with these hashes, then remove the oldest ones."""
         arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in numbered(states)}
-        about = {"at": asdict(at), "prng": str(jax.random.key_impl(states.key)), "run": dict(run)}
-        RecordFile.create(self.file(at.step), Header.of(arrays.items(), about), arrays)
+        header = Header.of(run, arrays.items(), at=asdict(at), prng=str(jax.random.key_impl(states.key)))
+        RecordFile.create(self.file(at.step), header, arrays)
         for step in self.steps()[: -self.keep]:
             _remove(self.file(step))
 
-    def restore(self, step: int, like: Any, run: Mapping[str, str]) -> tuple[Checkpoint, Any]:
+    def restore(self, step: int, like: Any, run: dict[str, str]) -> tuple[Checkpoint, Any]:
         """Return a checkpoint with its states in the structure of `like`; raise if it is damaged or of another run."""
         path, leaves = self.file(step), []
         try:
             with RecordFile(path) as file:
-                about = file.header.about
-                arrays, bad = file.read(0, 1)
-            if bad != 1 or about.get("run") != run:
+                about, (arrays, bad) = file.header.about, file.read(0, 1)
+            if bad != 1 or file.header.run != run:
                 raise ValueError("its checksum is wrong" if bad != 1 else "it is of a run with other settings or data")
             for name, leaf in numbered(like):  # on the host: the placement decides which device gets which part
                 value: Any = arrays[name][0] if name in arrays else np.zeros(0)
@@ -257,16 +257,17 @@ def _is_key(leaf: Any) -> bool:
 
 def headers(experiment: Experiment, states: Any) -> tuple[Header, Header]:
     """Return the headers of the trace and of the kept weights; `states` are those of the chains, or their shapes."""
-    run, about = experiment.run, {"run": experiment.hashes}
-    dtype, empty = experiment.settings.recording.weights_dtype, run.trace(states, [], 1)
+    run, empty = experiment.run, experiment.run.trace(states, [], 1)
     variables = {str(name): array for name, array in empty.data_vars.items()}
     fields = [(name, jax.ShapeDtypeStruct((*a.shape[:2], *a.shape[3:]), a.dtype)) for name, a in variables.items()]
-    labels: dict[str, Any] = about | {"observed_examples": run.observed.num_examples}
+    labels: dict[str, Any] = {"observed_examples": run.observed.num_examples}
     labels["variables"] = {name: [list(array.dims), array.attrs] for name, array in variables.items()}
     labels["coords"] = {str(c): a.values.tolist() for c, a in empty.coords.items() if c not in ("draw", "step")}
+    dtype = experiment.settings.recording.weights_dtype
     kept = [(n, jax.ShapeDtypeStruct((*run.shape, *w.shape[1:]), dtype)) for n, w in numbered(states.weights)]
     step, seconds = ("step", np.int64()), ("seconds", np.float64())
-    return Header.of([step, seconds, *fields], labels), Header.of([step, *kept], about)
+    hashes = experiment.hashes
+    return Header.of(hashes, [step, seconds, *fields], **labels), Header.of(hashes, [step, *kept])
 
 
 class Writer:
