@@ -74,7 +74,7 @@ def test_the_printed_configuration_can_be_edited_and_run(capsys, tmp_path):
         "tune",
         "tune no-such-file.toml",
         "reproduce everything",
-        "bench --sizes many",
+        "bench --seconds many",
     ],
 )
 def test_bad_arguments_are_one_line_and_write_nothing(arguments, capsys, tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
     assert not (tmp_path / "executed").exists()
     assert pl.load(tmp_path / "run", allow_code=True).num_weights == 21
     (tmp_path / "model.py").write_text(MODEL + "\n")
-    with pytest.raises(RunFolderError, match="config.toml is not what the run began with"):
+    with pytest.raises(RunFolderError, match=r"config\.toml is not what the run began with"):
         pl.resume(tmp_path / "run", num_steps=80, allow_code=True)
 
 

@@ -167,7 +167,7 @@ def test_only_some_settings_may_change(copy):
     assert snapshot(copy) == before
     text = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text(text.replace("seed = 5", "seed = 6"))
-    with pytest.raises(RunFolderError, match="config.toml is not what the run began with"):
+    with pytest.raises(RunFolderError, match=r"config\.toml is not what the run began with"):
         session.continue_run(copy)
 
 

@@ -329,9 +329,9 @@ def _explain(problem: Any, model: type[Section]) -> str:
     sections = {name: {"": field.annotation} for name, field in model.model_fields.items()} | CHOICES
     sections = {n: {c: m for c, m in models.items() if hasattr(m, "model_fields")} for n, models in sections.items()}
     if kind == "extra_forbidden":
-        known = [f"{n}.{key}" for n, models in sections.items() for m in models.values() for key in m.model_fields]
-        of = f" of {TAGS[loc[0]]} = {choice!r}" if choice else ""
-        return f"{key} = {_short(value)}: not a key{of}; {_hint(key, {*known, *(sections if len(loc) == 1 else ())} - {key})}"
+        known = [f"{n}.{k}" for n, models in sections.items() for m in models.values() for k in m.model_fields]
+        hint = _hint(key, [name for name in (*sections, *known) if name != key])
+        return f"{key} = {_short(value)}: not a key{f' of {TAGS[loc[0]]} = {choice!r}' if choice else ''}; {hint}"
     why = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
     if kind == "value_error" and isinstance(value, dict | Section):
         return f"{key}: {why}".removeprefix(": ")
@@ -349,10 +349,10 @@ def _explain(problem: Any, model: type[Section]) -> str:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Return the known name with the same last part, or a similar one, as a question; otherwise where all are listed."""
+    """Return the first known name with the same last part, or a similar one; else where all are listed."""
     same = [other for other in known if other.split(".")[-1] == name.rsplit(".", 1)[-1]]
-    near = same or difflib.get_close_matches(name, known, 1, 0.75)
-    return f"did you mean {min(near)}?" if near else "see `pseudolangevin sample --print-config`"
+    near = same or difflib.get_close_matches(name, known, 1, 0.8)
+    return f"did you mean {near[0]}?" if near else "see `pseudolangevin sample --print-config`"
 
 
 def _short(value: Any) -> str:

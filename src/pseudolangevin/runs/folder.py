@@ -22,6 +22,7 @@ import socket
 import stat
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -216,8 +217,8 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: RunFolder) -> Iterator[str | None]:
-    """Hold the lock of a run folder; gives a note if the lock of a killed process was taken over.
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Hold the lock of a run folder; warn if the lock of a killed process was taken over.
 
     The lock is an advisory `flock`, which the system releases when its holder ends, however it ends. The text of the
     file names the holder: text without a lock is that of a process that was killed.
@@ -236,8 +237,10 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
         here = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
         file.truncate(0)
         os.pwrite(file.fileno(), json.dumps(here).encode(), 0)
+        if host:
+            warnings.warn(f"took over the stale lock of {holder}", stacklevel=3)
         try:
-            yield f"took over the stale lock of {holder}" if host else None
+            yield
         finally:
             file.truncate(0)
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,6 @@ class Outcome:
     interrupted: bool
     stopped_chains: int = 0  # chains that broke down: not finite, or without noise
     seconds: float = 0.0  # of sampling, in all sessions
-    notes: Sequence[str] = ()  # what a person should know: a stale lock that was taken over, a damaged checkpoint
     first_step: int = 0  # step at which the session began
 
     @property
@@ -200,20 +200,17 @@ def load(
     if isinstance(settings, Settings):
         settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
     experiment = build(settings, check_start=False, sampler=sampler, weights=weights, allow_code=allow_code)
-    at, states, notes, header, trace, kept = _restore(folder, experiment, num_records)
-    if num_records is None and not notes and at.step < max(trace["step"], default=0):
-        why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
-        notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    every, draws = experiment.settings.record_every, None
-    dataset = to_dataset(header, trace).assign_attrs(record_every=every).drop_vars("seconds")
+    _, states, header, trace, kept = _restore(folder, experiment, num_records)
+    dataset = to_dataset(header, trace).assign_attrs(record_every=experiment.settings.record_every)
     seconds = float(trace["seconds"][-1]) if dataset.sizes["draw"] else math.nan
-    if kept:
-        draws = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), kept)
+    last = max(trace["step"], default=0)
+    draws = [np.moveaxis(draw[kept["step"] <= last], 0, 2) for name, draw in kept.items() if name != "step"]
+    samples = None
+    if draws[0].shape[2]:
+        samples = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), draws)
         dataset.attrs["keep_weights_every"] = settings.recording.keep_weights_every
-    run = experiment.run
-    return replace(run.result(run.put(states), [], every=1), trace=dataset, samples=draws, seconds=seconds)
+    result = experiment.run.result(experiment.run.put(states), [], every=1)
+    return replace(result, trace=dataset.drop_vars("seconds"), samples=samples, seconds=seconds)
 
 
 @dataclass
@@ -221,7 +218,6 @@ class _Session:
     """A session that holds the lock of a run folder."""
 
     folder: RunFolder
-    notes: list[str]
     stop_asked: Callable[[], bool]
     command: Sequence[str] | None = None  # that provenance.json names; default: that of this process
     progress: bool | None = None
@@ -272,8 +268,7 @@ class _Session:
             noted = read_json(folder.provenance)
             if not isinstance(noted.setdefault("resumed", []), list):
                 raise damaged(folder.provenance, "resumed is not a list")
-            at, states, damage, *_ = _restore(folder, experiment, resuming=True)
-            self.notes += damage
+            at, states, *_ = _restore(folder, experiment, resuming=True)
             with RecordFile(folder.trace) as file:
                 trace, _ = file.read(max(0, at.records - 1), at.records)
         states = experiment.run.put(states)
@@ -283,8 +278,6 @@ class _Session:
             if not np.allclose(energies[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
                 why = f"U = {energies.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
                 raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
-        for line in self.notes:
-            self.log(line)
         if at.step < settings.num_steps:
             noted["resumed"].append(describe_session(self.command) | {"from_step": at.step})
             _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
@@ -328,8 +321,7 @@ class _Session:
         stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
         how = "interrupted" if interrupted else "ended"
         self.log(f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
-        ended = (last.step, settings.num_steps, interrupted, stopped, seconds)
-        return Outcome(self.folder.path, *ended, self.notes, at.step)
+        return Outcome(self.folder.path, last.step, settings.num_steps, interrupted, stopped, seconds, at.step)
 
 
 @contextmanager
@@ -337,30 +329,27 @@ def _session(
     folder: RunFolder, stop_asked: Callable[[], bool], *, new: bool = False, **options: Any
 ) -> Iterator[_Session]:
     """Make the folder if it is `new`, lock it, and log warnings."""
-    notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(disk_errors(folder))
         if new:
             _in_first(folder.make)
         with hosts.together():
-            if hosts.is_first() and (note := stack.enter_context(locked(folder))):
-                notes.append(note)
-        if hosts.is_first():
-            stack.enter_context(warnings.catch_warnings())
-            show = warnings.showwarning
+            if hosts.is_first():
+                stack.enter_context(warnings.catch_warnings())
+                warnings.showwarning = partial(_show_and_log, warnings.showwarning, folder)
+                stack.enter_context(locked(folder))
+        yield _Session(folder, lambda: hosts.any_process(stop_asked()), **options)
 
-            def show_and_log(message: Any, *details: Any, **more: Any) -> None:
-                folder.log(f"warning: {message}")
-                show(message, *details, **more)
 
-            warnings.showwarning = show_and_log
-        yield _Session(folder, notes, lambda: hosts.any_process(stop_asked()), **options)
+def _show_and_log(show: Callable[..., None], folder: RunFolder, message: Any, *details: Any, **more: Any) -> None:
+    folder.log(f"warning: {message}")
+    show(message, *details, **more)
 
 
 def _restore(
     folder: RunFolder, experiment: Experiment, num_records: int | None = None, *, resuming: bool = False
-) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
-    """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
+) -> tuple[Checkpoint, Any, Header, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the newest valid checkpoint, its states, and all valid records and kept weights; warn of damage.
 
     A damaged record before the checkpoint is an error. A run that is resumed goes back to a checkpoint before the
     damage instead; its records are checked and not returned. With `num_records`, only these records count.
@@ -370,14 +359,9 @@ def _restore(
     shapes = experiment.run.abstract_states(experiment.weights_shape)
     with RecordFile(folder.trace) as trace, RecordFile(folder.weights) as kept:
         # Without the test set and own observables, the trace of a run that Python started has more fields.
-        free = ("test_sha256",) if isinstance(experiment.settings, PythonSettings) and not resuming else ()
+        is_partial = isinstance(experiment.settings, PythonSettings) and not resuming
         for file, expected in zip((trace, kept), headers(experiment, shapes), strict=True):
-            for key, what in BEGAN_WITH.items():
-                if file.header.run.get(key) != expected.run[key] and key not in free:
-                    raise RunFolderError(f"{folder.path}: {what} not what the run began with; {REMEDY}")
-            is_same = (file.header.fields, file.header.about) == (expected.fields, expected.about)
-            if not is_same and not (free and file is trace):
-                raise damaged(file.path, "its fields are not those of the run")
+            _check_header(folder, file, expected, is_partial)
         values, records = trace.read(0, 0 if resuming else num_records)
         draws, num_kept = kept.read(0, 0 if resuming else None)
         if resuming:
@@ -407,11 +391,22 @@ def _restore(
         remedy = "restore the folder from a copy, or sample again into a new one"
         raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
     notes += damage(trace.recorded, kept.recorded)
-    if num_records is not None:
-        last = values["step"][-1] if records else 0
-        draws = {name: array[: np.searchsorted(draws["step"], last, "right")] for name, array in draws.items()}
-    tensors = [np.moveaxis(draw, 0, 2) for name, draw in draws.items() if name != "step"] if len(draws["step"]) else []
-    return at, states, notes, trace.header, values, tensors
+    if num_records is None and not notes and at.step < max(values["step"], default=0):
+        why = f"the newest checkpoint is at step {at.step}, before the last record at step {values['step'][-1]}"
+        notes = [f"{folder.path}: {why}: weights and states of the result are those of the checkpoint"]
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    return at, states, trace.header, values, draws
+
+
+def _check_header(folder: RunFolder, file: RecordFile, expected: Header, is_partial: bool) -> None:
+    """Raise unless a file of records is of this run; `is_partial`: test set and observables may be missing here."""
+    for key, what in BEGAN_WITH.items():
+        if file.header.run.get(key) != expected.run[key] and not (is_partial and key == "test_sha256"):
+            raise RunFolderError(f"{folder.path}: {what} not what the run began with; {REMEDY}")
+    is_same = (file.header.fields, file.header.about) == (expected.fields, expected.about)
+    if not is_same and not (is_partial and file.path == folder.trace):
+        raise damaged(file.path, "its fields are not those of the run")
 
 
 def _settings(folder: RunFolder, changes: Sequence[str] = ()) -> Any:
