@@ -21,7 +21,7 @@ def test_a_demo_is_written_and_continued(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "2 chains at each of T = 0.001, 0.002; 400 steps" in printed
     assert "kinetic_temperature" in printed
-    assert "python -m pseudolangevin check demo\n" in printed
+    assert "`pseudolangevin check demo`\n" in printed
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
     assert (tmp_path / "demo" / "report.html").is_file()
 
@@ -29,7 +29,7 @@ def test_a_demo_is_written_and_continued(tmp_path, capsys, monkeypatch):
     assert cli.run(["demo"]) == 130
     printed = capsys.readouterr().out
     assert "continuing the demo in demo\n" in printed
-    assert "python -m pseudolangevin resume demo`" in printed
+    assert "`pseudolangevin resume demo`" in printed
 
 
 @pytest.mark.parametrize("kind", ["sampled", "notes", "file", "below a file"])

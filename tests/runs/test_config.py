@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
-from typing import Any
 
 import jax
 import numpy as np
@@ -50,8 +49,8 @@ def test_every_sampler_has_its_own_settings_and_defaults(name):
 
 
 def test_printed_configuration_explains_itself_and_round_trips():
-    text = config.to_toml(config.parse("", ['start.kind="file"', 'start.file="a \\"b\\"\\\\c\\u007f\\t.npz"']))
-    assert config.parse(text).start.file == 'a "b"\\c\x7f\t.npz'
+    text = config.to_toml(config.parse("", ['network.module="a \\"b\\"\\\\c\\u007f\\t.py"']))
+    assert config.parse(text).network.module == 'a "b"\\c\x7f\t.py'
     entries = [line for line in text.splitlines() if " =" in line]
     assert any(line.startswith("# batch_size =") for line in entries)  # unset
     for section, choices in CHOICES.items():
@@ -173,7 +172,6 @@ def test_bad_overrides(override):
         ),
         (TINY + "[recording]\nobserve_examples = 41", "^observe_examples = 41"),
         ("[task]\nkind = 'files'\nfile = '/no/such.npz'", "task: /no/such.npz cannot be read: No such file"),
-        (TINY + "[start]\nkind = 'file'\nfile = '/no/such.npz'", "start.file: /no/such.npz cannot be read: No such"),
     ],
 )
 def test_what_does_not_fit_together_is_rejected_before_anything_runs(text, line):
@@ -243,35 +241,6 @@ class TestOwnData:
             (tmp_path / name.replace("x.", "cut.").replace("train.", "cut.")).write_bytes(content[: len(content) // 2])
         with pytest.raises(ConfigError, match=line):
             build(self.settings(tmp_path, text))
-
-    def test_starts_from_a_file(self, tmp_path, data):
-        for leading in [(), (2, 2), (1, 2), (2, 1), (1, 1)]:
-            experiment = build(self.starting_from(tmp_path, {"kernel": (*leading, 4, 2), "bias": (*leading, 2)}))
-            weights = experiment.starting_weights()["layer1"]
-            np.testing.assert_array_equal(weights["kernel"], np.ones((2, 2, 4, 2)))
-        (tmp_path / "start.npz").unlink()
-        build(experiment.settings, check_start=False)  # a run that has begun
-
-    @pytest.mark.parametrize(
-        ("shapes", "dtype", "line"),
-        [
-            ({"kernel": (4, 2)}, float, r"must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"),
-            ({"kernel": (4, 2), "bias": (2,)}, int, "has dtype int"),
-            ({"kernel": (3, 2, 4, 2), "bias": (3, 2, 2)}, float, r"bias has shape \(3, 2, 2\); .* is \(2,\).*sizes"),
-            ({"kernel": (2, 4, 2), "bias": (2, 2)}, float, "layer1.bias has shape"),
-            ({"kernel": (4, 2), "bias": (5,)}, float, r"layer1.bias has shape \(5,\)"),
-            ({"kernel": (4, 5), "bias": (2,)}, float, r"layer1.kernel has shape \(4, 5\)"),
-        ],
-    )
-    def test_bad_starts_are_rejected_before_anything_runs(self, tmp_path, data, shapes, dtype, line):
-        with pytest.raises(ConfigError, match=rf"^start\.file: .*{line}"):
-            build(self.starting_from(tmp_path, shapes, dtype))
-
-    def starting_from(self, tmp_path, shapes, dtype=np.float32):
-        arrays: Any = {f"layer1.{name}": np.ones(shape, dtype) for name, shape in shapes.items()}
-        np.savez(tmp_path / "start.npz", **arrays)
-        table = self.settings(tmp_path, "file = 'train.npz'").model_dump()
-        return config.Settings.model_validate(table | {"start": {"kind": "file", "file": str(tmp_path / "start.npz")}})
 
 
 def test_each_chain_starts_for_itself_and_adam_trains_it():

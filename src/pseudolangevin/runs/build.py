@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import potential as potentials
-from .._trees import Key, Weights, check_weights, named_leaves, num_weights
+from .._trees import Key, Weights, num_weights
 from ..apps.temperature import trained_starts
 from ..chains import Run
 from ..data import Dataset, StreamedDataset, tasks
@@ -32,7 +31,7 @@ from ..placement import Placement
 from ..samplers import SAMPLERS
 from ..samplers.base import Sampler
 from . import ConfigError, RunFolderError, naming
-from .config import FREE, Files, FileStart, Network, PythonSettings, RandomStart, Recording, Settings
+from .config import FREE, Files, Network, PythonSettings, RandomStart, Recording, Settings
 from .store import numbered
 
 NAMELESS = "one array without a name"
@@ -62,9 +61,6 @@ class Experiment:
     def starting_weights(self, on_pause: Callable[[], object] | None = None, progress: bool | None = None) -> Weights:
         """Return the weights at step 0, as `sample` takes them; `on_pause` and `progress` as in `trained_starts`."""
         start, num_chains = self.settings.start, self.settings.num_chains
-        if isinstance(start, FileStart):
-            with naming("start.file"):
-                return self._read_weights(start.file)
         key = jax.random.key(start.seed)
         if isinstance(start, RandomStart):
             weights = jax.vmap(lambda c: self.init(jax.random.fold_in(key, c)))(jnp.arange(num_chains))
@@ -75,23 +71,6 @@ class Experiment:
             with naming("start"):
                 weights = trained_starts(*model, **options)
         return jax.tree.map(lambda w: w[None], weights)
-
-    def _read_weights(self, file: str) -> Weights:
-        """Return weights of this network; those of another one may fit the loss, but not the checkpoints."""
-        likes, archive = dict(named_leaves(self.weights_shape)), _load(file)
-        if set(archive) != set(likes):
-            raise ValueError(f"{file} must have exactly the arrays {[*likes]}; it has {', '.join(archive)}")
-        check_weights({name: jnp.asarray(array) for name, array in archive.items()})
-        temperatures, chains = self.run.shape
-        leaves, axes = [], [(), *product((1, temperatures), (1, chains))]
-        for name, like in likes.items():
-            shape = archive[name].shape
-            if shape not in [leading + like.shape for leading in axes]:
-                why = f"{name} has shape {shape}; that of this network is {like.shape}"
-                where = f"alone or after axes of {self.run.shape} or 1 (temperature, chain)"
-                raise ValueError(f"{file}: {why}, {where}; change network.sizes, or give another file")
-            leaves.append(jnp.broadcast_to(archive[name].astype(like.dtype), self.run.shape + like.shape))
-        return jax.tree.unflatten(jax.tree.structure(self.weights_shape), leaves)
 
 
 def hash_of(tree: Any) -> str:
@@ -109,7 +88,6 @@ def hash_of(tree: Any) -> str:
 def build(
     settings: Settings | PythonSettings,
     *,
-    check_start: bool = True,
     sampler: Any = None,
     weights: Weights | None = None,
     allow_code: bool = False,
@@ -117,9 +95,8 @@ def build(
 ) -> Experiment:
     """Make everything that the settings describe, and check that it fits together; nothing is written or compiled.
 
-    With `check_start`, a start is also read from its file, so that an error comes before a folder is made. A run that
-    has begun needs no start any more, and the file may be gone. With `allow_code`, `network.module` is executed. The
-    `sampler`, any `weights` and the rest of the `model` (arguments of `Run`) are those of a run that Python started.
+    With `allow_code`, `network.module` is executed. The `sampler`, any `weights` and the rest of the `model` (arguments
+    of `Run`) are those of a run that Python started.
     """
     chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
     chains["observe_examples"] = settings.recording.observe_examples
@@ -159,10 +136,7 @@ def build(
         run = Run(made, test=test, placement=split, **chains)
         check_chains(run, shape, sum(settings.network.sizes))
         every = run.record_interval(settings.num_steps, settings.record_every)
-    experiment = Experiment(settings.model_copy(update={"record_every": every}), run, shape, init, code=code)
-    if check_start and isinstance(settings.start, FileStart):
-        experiment.starting_weights()
-    return experiment
+    return Experiment(settings.model_copy(update={"record_every": every}), run, shape, init, code=code)
 
 
 def python_settings(

@@ -139,13 +139,6 @@ class RandomStart(Section):
     seed: Seed = Field(0, description="seed of the random weights, which differ from chain to chain")
 
 
-class FileStart(Section):
-    """Weights from a file."""
-
-    kind: Literal["file"]
-    file: File = Field(description=".npz file of arrays like layer1.kernel, alone or with axes (temperature, chain)")
-
-
 class Recording(Section):
     """Contents of the run folder, and the intervals of writing."""
 
@@ -184,7 +177,6 @@ CHOICES: dict[str, dict[str, type[Section]]] = {
             trained_starts, "kind", "adam", num_steps=2_000, seed=_seed(0, "the weights and the training")
         ),
         "random": RandomStart,
-        "file": FileStart,
     },
 }  # alternatives of sections; the first one is the default
 TAGS = {"task": "kind", "sampler": "name", "start": "kind"}  # keys that name the alternative
@@ -199,7 +191,7 @@ CHANGEABLE = (
     *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
     *(f"placement.{key}" for key in Devices.model_fields),
 )  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
-FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
+FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "network") for key in PATHS))
 
 
 class Chains(Section):
@@ -281,7 +273,7 @@ def parse(
         raise ConfigError(f"{source} is not valid TOML: {why}; {remedy}") from None
     for override in overrides:
         _override(data, override)
-    for section, key in itertools.product(("task", "start", "network"), PATHS):
+    for section, key in itertools.product(("task", "network"), PATHS):
         table = data.get(section)
         if folder is not None and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             table[key] = str(folder / os.path.expanduser(table[key]))  # an unknown ~user stays as it is

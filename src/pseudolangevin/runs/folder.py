@@ -258,10 +258,15 @@ def _holder(file: Any) -> tuple[str | None, str]:
 def describe_session(command: Sequence[str] | None) -> dict[str, Any]:
     """Return what is noted about every session: time, command (default: of this process), versions and devices."""
     versions = {one.name: one.version for one in metadata.distributions() if one.name in PACKAGES}
-    device, count = jax.devices()[0], {"num_devices": jax.device_count(), "num_processes": jax.process_count()}
-    noted: dict[str, Any] = {"started": _now(), "command": [*(command or sys.argv)]}
-    noted["versions"] = {"python": platform.python_version()} | versions
-    return noted | {"device": device.device_kind, "backend": device.platform} | count
+    return {
+        "started": _now(),
+        "command": [*(command or sys.argv)],
+        "versions": {"python": platform.python_version()} | versions,
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
+    }
 
 
 def _now(separator: str = "T") -> str:

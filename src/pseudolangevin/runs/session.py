@@ -195,11 +195,10 @@ def load(
         check_integer("num_records", num_records, minimum=0)
     settings = _settings(folder)
     if not folder.trace.exists():
-        begin = "sample into a new folder" if folder.made_by_python else f"begin with {folder.resume_call}"
-        raise RunFolderError(f"{folder.path} has no records yet; {begin}")
+        raise RunFolderError(f"{folder.path} has no records yet; continue it with {folder.resume_call}")
     if isinstance(settings, Settings):
         settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
-    experiment = build(settings, check_start=False, sampler=sampler, weights=weights, allow_code=allow_code)
+    experiment = build(settings, sampler=sampler, weights=weights, allow_code=allow_code)
     _, states, header, trace, kept = _restore(folder, experiment, num_records)
     dataset = to_dataset(header, trace).assign_attrs(record_every=experiment.settings.record_every)
     seconds = float(trace["seconds"][-1]) if dataset.sizes["draw"] else math.nan
@@ -257,7 +256,7 @@ class _Session:
         folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
             begun = folder.trace.exists()
-            experiment = build(_settings(folder, changes), check_start=not begun, **how)
+            experiment = build(_settings(folder, changes), **how)
             settings = experiment.settings
             if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
                 raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
@@ -356,12 +355,8 @@ def _restore(
     """
     checkpoints, notes, error = Checkpoints(folder.checkpoints), list[str](), "there is none"
     steps = checkpoints.steps()  # before the records, since a run writes them before
-    shapes = experiment.run.abstract_states(experiment.weights_shape)
     with RecordFile(folder.trace) as trace, RecordFile(folder.weights) as kept:
-        # Without the test set and own observables, the trace of a run that Python started has more fields.
-        is_partial = isinstance(experiment.settings, PythonSettings) and not resuming
-        for file, expected in zip((trace, kept), headers(experiment, shapes), strict=True):
-            _check_header(folder, file, expected, is_partial)
+        shapes = _check_headers(experiment, trace, kept, resuming)
         values, records = trace.read(0, 0 if resuming else num_records)
         draws, num_kept = kept.read(0, 0 if resuming else None)
         if resuming:
@@ -391,22 +386,29 @@ def _restore(
         remedy = "restore the folder from a copy, or sample again into a new one"
         raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
     notes += damage(trace.recorded, kept.recorded)
-    if num_records is None and not notes and at.step < max(values["step"], default=0):
-        why = f"the newest checkpoint is at step {at.step}, before the last record at step {values['step'][-1]}"
+    last = max(values["step"], default=0) if num_records is None else 0
+    if not notes and at.step < last:
+        why = f"the newest checkpoint is at step {at.step}, before the last record at step {last}"
         notes = [f"{folder.path}: {why}: weights and states of the result are those of the checkpoint"]
     for note in notes:
         warnings.warn(note, stacklevel=3)
     return at, states, trace.header, values, draws
 
 
-def _check_header(folder: RunFolder, file: RecordFile, expected: Header, is_partial: bool) -> None:
-    """Raise unless a file of records is of this run; `is_partial`: test set and observables may be missing here."""
+def _check_headers(experiment: Experiment, trace: RecordFile, kept: RecordFile, resuming: bool) -> Any:
+    """Raise unless files of records are of this run; return shapes and types of its states."""
+    # To load a run that Python started, its test set and own observables need not be given again.
+    is_partial = isinstance(experiment.settings, PythonSettings) and not resuming
     for key, what in BEGAN_WITH.items():
-        if file.header.run.get(key) != expected.run[key] and not (is_partial and key == "test_sha256"):
-            raise RunFolderError(f"{folder.path}: {what} not what the run began with; {REMEDY}")
-    is_same = (file.header.fields, file.header.about) == (expected.fields, expected.about)
-    if not is_same and not (is_partial and file.path == folder.trace):
-        raise damaged(file.path, "its fields are not those of the run")
+        found = {file.header.run.get(key) for file in (trace, kept)}
+        if found != {experiment.hashes[key]} and not (is_partial and key == "test_sha256"):
+            raise RunFolderError(f"{trace.path.parent}: {what} not what the run began with; {REMEDY}")
+    shapes = experiment.run.abstract_states(experiment.weights_shape)
+    for file, expected in zip((trace, kept), headers(experiment, shapes), strict=True):
+        is_same = (file.header.fields, file.header.about) == (expected.fields, expected.about)
+        if not is_same and not (is_partial and file is trace):
+            raise damaged(file.path, "its fields are not those of the run")
+    return shapes
 
 
 def _settings(folder: RunFolder, changes: Sequence[str] = ()) -> Any:
