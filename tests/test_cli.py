@@ -108,7 +108,7 @@ def test_bad_configurations_are_one_line_and_write_nothing(text, tmp_path, capsy
         (PermissionError(errno.EACCES, "Permission denied", "/x/trace"), "/x/trace: Permission denied; check"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), "/x: No such file or directory;"),
         (OSError(errno.EISDIR, "Is a directory", "/x/.partial", None, "/x/page"), "/x/page: Is a directory; check"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no space left on the disk; free some space"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk: No space left on device; free some space"),
         (RuntimeError("RESOURCE_EXHAUSTED: 3 GB"), "out of memory on the device; lower num_chains"),
     ],
     ids=lambda value: type(value).__name__,
@@ -122,7 +122,7 @@ def test_files_that_cannot_be_used(error, words, capsys, monkeypatch):
 @pytest.mark.parametrize("error", [OSError("not of a file"), ConnectionError(errno.ECONNRESET, "reset")])
 def test_errors_of_the_program_keep_their_traceback(error, monkeypatch):
     monkeypatch.setattr(session, "load", Mock(side_effect=error))
-    with pytest.raises(OSError, match=str(error).partition("] ")[2] or str(error)):
+    with pytest.raises(type(error)):
         cli.run(["check", "run"])
 
 

@@ -293,10 +293,9 @@ def _explain(error: Exception) -> list[str] | None:
         return [f"pictures and reports need {error.name}; install it with `pip install '.[plots]'`"]
     if isinstance(error, OSError):
         name = error.filename2 or error.filename  # the second one is the target of a failed replacement
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return [f"{f'{name}: ' if name else ''}no space left on the disk; free some space, then try again"]
-        known = isinstance(name, str) and error.strerror
-        return [f"{name}: {error.strerror}; check the path and its permissions"] if known else None
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, then try again" if is_full else "check the path and its permissions"
+        return [f"{name or 'the disk'}: {error.strerror}; {remedy}"] if is_full or isinstance(name, str) else None
     if hasattr(error, "format_message"):  # error of the parser of the command line
         message = error.format_message()  # empty if the help was shown instead
         return [f"{message} See `pseudolangevin --help`."] if message else []

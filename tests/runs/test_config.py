@@ -67,12 +67,13 @@ def test_a_printed_configuration_to_edit_leaves_the_interval_between_records_ope
     assert "\nrecord_every = 90000 " in config.to_toml(config.parse("num_steps = 90000\nrecord_every = 90000"))
 
 
-def test_weight_decay_by_tensor():
+def test_weight_decay_by_tensor_and_the_interval_between_records():
     text = TINY + '[potential]\nweight_decay = { "*.bias" = 0, "*" = 5.0 }\n[start]\nkind = "random"'
     settings = config.parse(text)
     assert settings.potential.weight_decay == {"*.bias": 0.0, "*": 5.0}
     assert config.parse(config.to_toml(settings)) == settings
     experiment = build(settings)
+    assert experiment.settings.record_every == experiment.run.record_interval(settings.num_steps, None)
     stiffness = experiment.run.sampler.potential.stiffness(experiment.weights_shape)
     assert stiffness == {"layer1": {"kernel": 0.5, "bias": 0.0}}
     with pytest.raises(ConfigError, match=r"no pattern for layer1\.kernel"):
@@ -83,11 +84,6 @@ def test_overrides():
     settings = config.parse("num_steps = 400", ["sampler.batch_size=1024", "temperatures=[1e-4]", "task.seed = 3"])
     assert (settings.sampler.batch_size, settings.temperatures, settings.task.seed) == (1024, [1e-4], 3)
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
-
-
-def test_the_default_interval_between_records_is_that_of_sample():
-    experiment = build(config.parse("num_steps = 4000\n" + TINY + "[start]\nkind = 'random'"))
-    assert experiment.settings.record_every == experiment.run.record_interval(4_000, None) == 20
 
 
 @pytest.mark.parametrize(
@@ -113,10 +109,7 @@ def test_the_default_interval_between_records_is_that_of_sample():
         ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': must be 'default', 'high'"),
         ("[sampler]\nvariance_max_batches = 100000000000000000000", "must be less than or equal to 2147483647"),
         ("[potential]\nweight_decay = nan", "potential.weight_decay = nan: must be a finite number of at least 0"),
-        ("[potential]\nweight_decay = -1", "potential.weight_decay = -1: must be a finite number of at least 0"),
-        ("[potential]\nweight_decay = 'big'", "potential.weight_decay = 'big': must be a finite number"),
         ("[potential]\nweight_decay = {'*' = -1}", "must be a finite number of at least 0, or a table"),
-        ("[potential]\nweight_decay = {}", "must be a finite number of at least 0, or a table"),
         ("[task]\nkind = 'files'\ninputs = 'x.npy'", "task: give either file = .*, or inputs = "),
         ("x", "is not valid TOML"),
     ],
@@ -154,23 +147,18 @@ def test_bad_overrides(override):
             "sampler: temperature_ratio = 0.7 exceeds",
         ),
         ("temperatures = [1e-5, -1.0]\n" + TINY, r"^temperatures = -1.0 is not positive; exp\(-U/T\) needs T > 0"),
-        ("temperatures = [1e300]\n" + TINY, "beyond single precision"),
-        ("temperatures = [1e-5, 1e-5]\n" + TINY, "repeats a value; use num_chains"),
         (
             "temperatures = [1.0]\n" + TINY + "[sampler]\nname = 'adam'\nbatch_size = 4",
             "adam has no temperature; leave it out",
         ),
-        (TINY + "[sampler]\nbatch_size = 41", "sampler: batch_size = 41 must be an integer between 2 and 40"),
         (
             TINY.replace("[4, 2]", "[5, 2]"),
             r"task and network: .*an input has shape \(4,\) and the network takes 5 components; change",
         ),
-        (TINY.replace("[4, 2]", "[4, 1]"), "label 1, out of range for 1 outputs"),
         (
             "num_steps = 150\nrecord_every = 200\n" + TINY,
             "^record_every = 200 must be .* and 150; record at least once",
         ),
-        (TINY + "[recording]\nobserve_examples = 41", "^observe_examples = 41"),
         ("[task]\nkind = 'files'\nfile = '/no/such.npz'", "task: /no/such.npz cannot be read: No such file"),
     ],
 )

@@ -23,7 +23,7 @@ from pseudolangevin.runs import config, session
 from pseudolangevin.runs.build import build
 from pseudolangevin.runs.config import ConfigError, Settings
 from pseudolangevin.runs.folder import RunFolderError
-from pseudolangevin.runs.store import Writer, read_trace
+from pseudolangevin.runs.store import Writer
 
 from .conftest import build_once
 from .small_runs import arrays_of, assert_same_run, small_settings, snapshot
@@ -62,23 +62,6 @@ def test_the_folder_describes_the_run(finished):
     assert (finished / "lock").read_text() == ""
     names = [f"{step:010d}.checkpoint" for step in (360, 390, 400)]
     assert sorted(file.name for file in (finished / "checkpoints").iterdir()) == names
-
-
-def test_a_running_trace_can_be_read(tmp_path, monkeypatch):
-    add, seen = Writer.add, []
-
-    def look(self: Writer, record, kept):
-        add(self, record, kept)
-        if (trace := read_trace(tmp_path / "run")) is not None:
-            seen.append(trace.sizes["draw"])
-            assert np.isfinite(trace["loss"]).all()
-            assert (trace["status"] == 0).all()
-            assert trace["step"].values.tolist() == [10 * n for n in range(1, 1 + seen[-1])]
-            assert (np.diff(trace["seconds"]) >= 0).all()
-
-    monkeypatch.setattr(Writer, "add", look)
-    session.start(small_settings("num_steps=120"), tmp_path / "run", progress=False)
-    assert {3, 6, 9} <= set(seen)
 
 
 def test_kept_weights_in_half_precision(tmp_path, finished):

@@ -24,7 +24,8 @@ def from_flax(module: Any) -> Model:
     if not isinstance(module, nnx.Module):
         remedy = "for the older flax.linen pass module.apply and its params straight to pl.classification"
         raise ValueError(f"module = {module!r} is not an nnx.Module; {remedy}")
-    definition, params, rest = nnx.split(module, nnx.Param, ...)
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    definition, params, rest = parts
     # Copies: the module may be trained further, and its buffers donated, while chains run.
     weights = jax.tree.map(jnp.array, nnx.to_pure_dict(params))
     check_weights(weights)

@@ -98,7 +98,7 @@ def build(
     With `allow_code`, `network.module` is executed. The `sampler`, any `weights` and the rest of the `model` (arguments
     of `Run`) are those of a run that Python started.
     """
-    chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
+    chains: dict[str, Any] = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
     chains["observe_examples"] = settings.recording.observe_examples
     if isinstance(settings, PythonSettings):
         if sampler is None:
@@ -152,7 +152,7 @@ def python_settings(
         num_chains=run.num_chains,
         num_steps=num_steps,
         record_every=record_every,
-        structure=str(jax.tree.structure(weights)),
+        structure=repr(jax.tree.map(lambda _: 0, weights)),
         sampler=_described(run.sampler),
         weights=_shapes(weights),
         recording=Recording.model_validate(recording),
@@ -180,18 +180,15 @@ def _shapes(weights: Weights) -> dict[str, str]:
 
 
 def _from_structure(settings: PythonSettings) -> Weights:
-    """Return shapes and types of the weights, nested as they were: structures print as Python, with * for an array."""
+    """Return shapes and types of the weights, nested as they were."""
     try:
-        nesting = settings.structure.removeprefix("PyTreeDef(").removesuffix(")").replace("*", "0")
-        structure = jax.tree.structure(ast.literal_eval(nesting))
+        structure = jax.tree.structure(ast.literal_eval(settings.structure))
         texts = [text.partition("[") for text in settings.weights.values()]
         shapes = [jax.ShapeDtypeStruct(json.loads(f"[{shape}"), np.dtype(dtype)) for dtype, _, shape in texts]
-        if str(structure) == settings.structure:
-            return jax.tree.unflatten(structure, shapes)
+        return jax.tree.unflatten(structure, shapes)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        pass
-    remedy = "pass weights=, any weights of the same model"
-    raise RunFolderError(f"the weights are not nested dicts, lists and tuples; {remedy}")
+        remedy = "pass weights=, any weights of the same model"
+        raise RunFolderError(f"the weights are not nested dicts, lists and tuples; {remedy}") from None
 
 
 def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weights], Any, bytes]:

@@ -236,7 +236,7 @@ class PythonSettings(Chains):
 
     made_by: Literal["python"] = Field("python", description="continue with pl.resume(DIR, sampler, num_steps=...)")
     record_every: Count = Field(description="steps between records")
-    structure: str = Field(description="nesting of the weights; empty if it is not one of dicts, lists and tuples")
+    structure: str = Field(description="nesting of the weights, with 0 for an array")
     sampler: dict[str, Any] = Field(description="the method")
     weights: dict[str, str] = Field(description="types and shapes of the weights of one chain")
     recording: Recording = Field(description="what is written, and how often")
@@ -318,8 +318,8 @@ def _explain(problem: Any, model: type[Section]) -> str:
     loc, kind, value = list(problem["loc"]), problem["type"], problem["input"]
     choice = str(loc.pop(1)) if len(loc) > 1 and loc[0] in CHOICES else ""
     key = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, loc)))
-    sections = {name: {"": field.annotation} for name, field in model.model_fields.items()} | CHOICES
-    sections = {n: {c: m for c, m in models.items() if hasattr(m, "model_fields")} for n, models in sections.items()}
+    kinds: dict[str, Any] = {name: {"": field.annotation} for name, field in model.model_fields.items()} | CHOICES
+    sections = {n: {c: m for c, m in models.items() if hasattr(m, "model_fields")} for n, models in kinds.items()}
     if kind == "extra_forbidden":
         known = [f"{n}.{k}" for n, models in sections.items() for m in models.values() for k in m.model_fields]
         hint = _hint(key, [name for name in (*sections, *known) if name != key])

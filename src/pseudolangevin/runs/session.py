@@ -40,7 +40,6 @@ from .folder import (
     disk_errors,
     locked,
     read_json,
-    read_or_empty,
     read_text,
     write_text,
 )
@@ -157,8 +156,7 @@ def _finish(outcome: Outcome, **how: Any) -> Result:
     if outcome.interrupted:
         raise KeyboardInterrupt(f"stopped at step {outcome.step}; continue with pl.resume({str(folder.path)!r}, ...)")
     result = load(folder.path, **how)
-    is_new = not outcome.nothing_to_do or read_or_empty(folder.certificate).get("step") != outcome.step
-    if hosts.is_first() and is_new and result.trace.sizes["draw"]:
+    if hosts.is_first() and result.trace.sizes["draw"]:
         from ..diagnostics import certificate  # noqa: PLC0415
 
         made = certificate(result)
