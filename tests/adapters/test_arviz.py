@@ -22,6 +22,7 @@ def result():
         num_steps=10,
         record_every=2,
         keep_weights_every=1,
+        observe_examples=10,
         observables={"largest": lambda weights, dataset: jnp.max(weights["layer"]["bias"])},
         key=0,
     )

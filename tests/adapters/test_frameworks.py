@@ -250,6 +250,7 @@ def test_common_modules_of_pytorch_are_sampled_and_written_back(kind):
         return
     sampler = pl.full_batch_langevin(potential, data, time_step=0.1)
     options: Any = {"num_chains": 2, "num_steps": 4, "record_every": 2, "keep_weights_every": 1}
+    options["observe_examples"] = 8  # all of them; leaves out the records for the certificate, which compile slowly
     result = pl.sample(sampler, model.weights, temperatures=0.1, **options, key=0)
     predictions = result.predict(data.inputs).probabilities
     states = state_dicts(model, result.ensemble())
