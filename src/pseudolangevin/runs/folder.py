@@ -237,9 +237,9 @@ def locked(folder: RunFolder) -> Iterator[None]:
         here = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
         file.truncate(0)
         os.pwrite(file.fileno(), json.dumps(here).encode(), 0)
-        if host:
-            warnings.warn(f"took over the stale lock of {holder}", stacklevel=3)
         try:
+            if host:
+                warnings.warn(f"took over the stale lock of {holder}", stacklevel=3)
             yield
         finally:
             file.truncate(0)
