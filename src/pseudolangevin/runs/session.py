@@ -46,7 +46,6 @@ from .folder import (
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
-BEGAN_WITH = {"settings_sha256": "config.toml is", "data_sha256": "the data are", "test_sha256": "the test set is"}
 REMEDY = f"put it back, or sample with it into a new folder ({MAY_CHANGE})"
 STOPPING = "stopping at the next record; Ctrl-C again ends the run at once"
 ENDED = "ended at once; what was recorded is safe, and `resume` continues the run from its last checkpoint"
@@ -397,7 +396,8 @@ def _check_headers(experiment: Experiment, trace: RecordFile, kept: RecordFile, 
     """Raise unless files of records are of this run; return shapes and types of its states."""
     # To load a run that Python started, its test set and own observables need not be given again.
     is_partial = isinstance(experiment.settings, PythonSettings) and not resuming
-    for key, what in BEGAN_WITH.items():
+    hashed = {"settings_sha256": "config.toml is", "data_sha256": "the data are", "test_sha256": "the test set is"}
+    for key, what in hashed.items():
         found = {file.header.run.get(key) for file in (trace, kept)}
         if found != {experiment.hashes[key]} and not (is_partial and key == "test_sha256"):
             raise RunFolderError(f"{trace.path.parent}: {what} not what the run began with; {REMEDY}")
