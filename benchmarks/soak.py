@@ -68,7 +68,7 @@ def repeat_records(path: Path, count: int) -> None:
         for number in range(found, count):
             record = {name: array[number % found] for name, array in values.items()}
             file.append(record | {"step": number + 1})
-        file.flush(durable=True)
+        file.sync()
 
 
 def main() -> None:

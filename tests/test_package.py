@@ -83,7 +83,7 @@ changed = {{name for name in before | after if before.get(name) != after.get(nam
 assert not changed, changed
 loaded = {SLOW} & set(sys.modules)
 assert not loaded, loaded
-import pseudolangevin.adapters.flax, pseudolangevin.adapters.equinox, pseudolangevin.adapters.torch
+import pseudolangevin.adapters
 assert not {{"flax", "equinox", "torch", "torch2jax"}} & set(sys.modules)
 for name in pl.__all__:
     getattr(pl, name)

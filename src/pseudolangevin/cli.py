@@ -88,14 +88,14 @@ def sample(
     """
     from .runs import config, session
 
-    if config_file is None and not print_config:
+    if print_config:
+        read = partial(config.read, config_file) if config_file else partial(config.parse, "")
+        print(config.to_toml(read(overrides or (), to_edit=True)), end="")
+        return DONE
+    if config_file is None:
         remedy = "make one with `pseudolangevin sample --print-config > run.toml`"
         raise ConfigError(f"no configuration given; {remedy}, then `pseudolangevin sample run.toml`")
-    read = partial(config.read, config_file) if config_file else partial(config.parse, "")
-    settings = read(overrides or (), to_edit=print_config)
-    if print_config:
-        print(config.to_toml(settings), end="")
-        return DONE
+    settings = config.read(config_file, overrides or ())
     path = out or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     _join(coordinator, num_processes, process_id, distributed)
     return _report_outcome(session.start(settings, path, allow_code=allow_code))
@@ -187,8 +187,8 @@ def temperature(
     if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
         raise ConfigError(f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists")
     settings = config.read(config_file, overrides or ())
-    experiment = build.build(settings, check_start=False, allow_code=allow_code)
-    sampler, key = experiment.run.sampler, jax.random.key(getattr(settings.start, "seed", settings.seed))
+    experiment = build.build(settings, allow_code=allow_code)
+    sampler, key = experiment.run.sampler, jax.random.key(settings.start.seed)
     model = sampler.potential, sampler.dataset, experiment.init(key)
     with naming("temperature"):
         found = search.find_temperature(*model, epochs=epochs, key=settings.seed)
@@ -241,31 +241,17 @@ def reproduce(
         return reproduce(names, scale, out, max_seconds)
 
 
-@app.command(epilog="pseudolangevin bench --sizes 11160,101610 --chains 1,8 --json > bench.json")
-def bench(
-    as_json: AsJson = False,
-    sizes: Annotated[str, typer.Option(help="Numbers of weights, 201*L1 + 1110 each.")] = "11160,101610,1006110",
-    chains: Annotated[str, typer.Option(help="Numbers of chains.")] = "1,8,64",
-    samplers: Annotated[str | None, typer.Option(help="Samplers (default: all).")] = None,
-    seconds: Annotated[float, typer.Option(help="Time limit.")] = 600.0,
-) -> None:
+@app.command(epilog="pseudolangevin bench --json > bench.json")
+def bench(as_json: AsJson = False, seconds: Annotated[float, typer.Option(min=1, help="Time limit.")] = 600.0) -> None:
     """Time every sampler on this machine, until the time is up."""
     import pandas as pd
 
     from .apps.bench import bench
 
-    with naming("bench"):
-        names = None if samplers is None else samplers.split(",")
-        timed = bench(_integers(sizes), _integers(chains), names, seconds, report=partial(_say, "note"))
+    timed = bench(seconds=seconds, report=partial(_say, "note"))
     _show(pd.DataFrame(timed["rows"]).T.to_string(header=False), timed, as_json)
     for row in timed["skipped"]:
         _say("skipped", ", ".join(f"{name} {value}" for name, value in row.items()))
-
-
-def _integers(text: str) -> list[int]:
-    if not all(part.isdecimal() for part in text.split(",")):
-        raise ValueError(f"{text}: give integers separated by commas, like 11160,101610")
-    return [int(part) for part in text.split(",")]
 
 
 def _show(text: Any, content: Any, as_json: bool, is_good: bool = True) -> int:
@@ -282,8 +268,6 @@ def _report_outcome(outcome: Any) -> int:
     if not placement.is_first():  # the first process prints for all of them
         return code
     path, done = outcome.path, f"{outcome.step} of {outcome.num_steps}"
-    for note in outcome.notes:
-        _say("note", note)
     if code == INTERRUPTED:
         _say("interrupted", f"at step {done}; continue with `pseudolangevin resume {path}`")
     elif outcome.nothing_to_do:
@@ -309,10 +293,9 @@ def _explain(error: Exception) -> list[str] | None:
         return [f"pictures and reports need {error.name}; install it with `pip install '.[plots]'`"]
     if isinstance(error, OSError):
         name = error.filename2 or error.filename  # the second one is the target of a failed replacement
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return [f"{f'{name}: ' if name else ''}no space left on the disk; free some space, then try again"]
-        known = isinstance(name, str) and error.strerror
-        return [f"{name}: {error.strerror}; check the path and its permissions"] if known else None
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, then try again" if is_full else "check the path and its permissions"
+        return [f"{name or 'the disk'}: {error.strerror}; {remedy}"] if is_full or isinstance(name, str) else None
     if hasattr(error, "format_message"):  # error of the parser of the command line
         message = error.format_message()  # empty if the help was shown instead
         return [f"{message} See `pseudolangevin --help`."] if message else []

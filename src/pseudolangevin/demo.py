@@ -6,8 +6,6 @@ prints the averages. In the folder of an earlier demo it continues that run, and
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def run_demo(out: Path) -> int:
         console.print(f"{settings.num_chains} chains at each of T = {', '.join(temperatures)}; {steps} after Adam")
         outcome = session.start(settings, out, command=command)
     if outcome.interrupted:
-        console.print(f"interrupted; continue with `{_command('resume', out)}`")
+        console.print(f"interrupted; continue with `pseudolangevin resume {out}`")
         return 130
     result = session.load(out)
     shown = ["loss", "squared_norm", "error", "kinetic_temperature", "virial_temperature"]
@@ -56,11 +54,5 @@ def run_demo(out: Path) -> int:
     report = write_report(out, certificate=verdict)
     console.print(f"done in {time.perf_counter() - started:.0f} s")
     console.print(f"  picture  {out / 'demo.png'}\n  report   {report}   (open it in a browser)")
-    console.print(f"  check    the certificate: {verdict.verdict}; line by line: {_command('check', out)}")
+    console.print(f"  check    the certificate: {verdict.verdict}; line by line: `pseudolangevin check {out}`")
     return 1 if outcome.stopped_chains else 0
-
-
-def _command(name: str, path: Path) -> str:
-    """Return a command on a run folder as it can be typed here."""
-    program = sys.argv[0] if Path(sys.argv[0]).name == "pseudolangevin" else "python -m pseudolangevin"
-    return f"{program} {name} {shlex.quote(str(path))}"

@@ -208,9 +208,10 @@ def test_write_back_needs_one_chain_and_all_weights():
 
 
 class TorchVision(torch.nn.Module):
-    def __init__(self, pool):
+    def __init__(self):
         super().__init__()
-        layers = [torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.GELU(), pool]
+        pools = [torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(3), torch.nn.AvgPool2d(2, stride=1, padding=1)]
+        layers = [torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.GELU(), *pools]
         layers += [torch.nn.Dropout(0.2), torch.nn.Conv2d(4, 2, 3, stride=2), torch.nn.AdaptiveAvgPool2d(1)]
         self.layers = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(2, 3))
 
@@ -231,12 +232,11 @@ class TorchText(torch.nn.Module):
         return self.head(hidden.mean(dim=1))
 
 
-@pytest.mark.parametrize("kind", ["max", "mean", "text"])
+@pytest.mark.parametrize("kind", ["vision", "text"])
 def test_common_modules_of_pytorch_are_sampled_and_written_back(kind):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    mean = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(6), torch.nn.AvgPool2d(2, stride=1, padding=1))
-    module = TorchText() if kind == "text" else TorchVision(torch.nn.MaxPool2d(2) if kind == "max" else mean)
+    module = TorchText() if kind == "text" else TorchVision()
     inputs = rng.integers(0, 11, (8, 5)) if kind == "text" else rng.normal(size=(8, 1, 12, 12)).astype(np.float32)
     module.eval()
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.arange(8) % 3)
@@ -244,12 +244,13 @@ def test_common_modules_of_pytorch_are_sampled_and_written_back(kind):
     np.testing.assert_array_equal(data.targets, np.arange(8) % 3)
     model = from_torch(module, np.asarray(data.inputs))
     potential = pl.classification(model.apply, prior=pl.gaussian(1.0))
-    if kind != "max":  # the translation has been compared with PyTorch
+    if kind == "text":  # the translation has been compared with PyTorch
         gradient = jax.jit(jax.grad(potential.at(0.1).energy))(model.weights, data.batch)
         assert all(jnp.any(leaf != 0) and jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
         return
     sampler = pl.full_batch_langevin(potential, data, time_step=0.1)
     options: Any = {"num_chains": 2, "num_steps": 4, "record_every": 2, "keep_weights_every": 1}
+    options["observe_examples"] = 8  # all of them; leaves out the records for the certificate, which compile slowly
     result = pl.sample(sampler, model.weights, temperatures=0.1, **options, key=0)
     predictions = result.predict(data.inputs).probabilities
     states = state_dicts(model, result.ensemble())

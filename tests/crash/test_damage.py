@@ -76,7 +76,11 @@ def hostile(header: dict) -> Callable[[Path], object]:
 
 
 JUNK = random.Random(0).randbytes(64)
-HEADER = {"format": "pseudolangevin records 1", "about": {"variables": {}, "coords": {}, "observed_examples": 1}}
+HEADER = {
+    "format": "pseudolangevin records 2",
+    "run": {},
+    "about": {"variables": {}, "coords": {}, "observed_examples": 1},
+}
 BOTH = [
     put("config.toml", b""),  # the defaults: another network, so nothing fits
     put("config.toml", JUNK),
@@ -110,7 +114,6 @@ BOTH = [
 RESUME_ONLY = [
     drop("provenance.json"),
     put("provenance.json", JUNK),
-    put("provenance.json", b"{}"),
     edit("batch_size = 10", "batch_size = 11"),
     lambda path: os.link(path / "log.txt", path.with_name(f"{path.name}-second-name")),
     put("lock", b'{"pid": 1, "host": "elsewhere"}'),

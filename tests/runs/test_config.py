@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
-from typing import Any
 
 import jax
 import numpy as np
@@ -50,8 +49,8 @@ def test_every_sampler_has_its_own_settings_and_defaults(name):
 
 
 def test_printed_configuration_explains_itself_and_round_trips():
-    text = config.to_toml(config.parse("", ['start.kind="file"', 'start.file="a \\"b\\"\\\\c\\u007f\\t.npz"']))
-    assert config.parse(text).start.file == 'a "b"\\c\x7f\t.npz'
+    text = config.to_toml(config.parse("", ['network.module="a \\"b\\"\\\\c\\u007f\\t.py"']))
+    assert config.parse(text).network.module == 'a "b"\\c\x7f\t.py'
     entries = [line for line in text.splitlines() if " =" in line]
     assert any(line.startswith("# batch_size =") for line in entries)  # unset
     for section, choices in CHOICES.items():
@@ -68,12 +67,13 @@ def test_a_printed_configuration_to_edit_leaves_the_interval_between_records_ope
     assert "\nrecord_every = 90000 " in config.to_toml(config.parse("num_steps = 90000\nrecord_every = 90000"))
 
 
-def test_weight_decay_by_tensor():
+def test_weight_decay_by_tensor_and_the_interval_between_records():
     text = TINY + '[potential]\nweight_decay = { "*.bias" = 0, "*" = 5.0 }\n[start]\nkind = "random"'
     settings = config.parse(text)
     assert settings.potential.weight_decay == {"*.bias": 0.0, "*": 5.0}
     assert config.parse(config.to_toml(settings)) == settings
     experiment = build(settings)
+    assert experiment.settings.record_every == experiment.run.record_interval(settings.num_steps, None)
     stiffness = experiment.run.sampler.potential.stiffness(experiment.weights_shape)
     assert stiffness == {"layer1": {"kernel": 0.5, "bias": 0.0}}
     with pytest.raises(ConfigError, match=r"no pattern for layer1\.kernel"):
@@ -86,36 +86,30 @@ def test_overrides():
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
-def test_the_default_interval_between_records_is_that_of_sample():
-    experiment = build(config.parse("num_steps = 4000\n" + TINY + "[start]\nkind = 'random'"))
-    assert experiment.settings.record_every == experiment.run.record_interval(4_000, None) == 20
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[sampler]\nbatchsize = 3", r"sampler.batchsize = 3: unknown key; did you mean sampler.batch_size\?"),
-        ("batch_size = 4", r"batch_size = 4: unknown key; did you mean sampler.batch_size\?"),
-        ("[network]\nnum_steps = 4", r"network.num_steps = 4: unknown key; did you mean num_steps\?"),
-        ("[network]\nqqq = 4", "network.qqq = 4: unknown key; see `pseudolangevin sample --print-config`"),
+        (
+            "[sampler]\nbatchsize = 3",
+            r"sampler.batchsize = 3: not a key of name = 'balanced_langevin'; did you mean sampler.batch_size\?",
+        ),
+        ("batch_size = 4", r"^batch_size = 4: not a key; did you mean sampler.batch_size\?"),
+        ("[network]\nnum_steps = 4", r"network.num_steps = 4: not a key; did you mean num_steps\?"),
+        ("[network]\nqqq = 4", "network.qqq = 4: not a key; see `pseudolangevin sample --print-config`"),
         ("[sampler]\nname = 'adm'", r"sampler.name = 'adm': unknown; did you mean adam\?"),
         (
             "[sampler]\nname = 'adam'\nmass_floor = 0.1",
-            "sampler.mass_floor: not a setting of name = 'adam'; remove it, or choose another name",
+            "sampler.mass_floor = 0.1: not a key of name = 'adam'",
         ),
         ("sampler = 3", "sampler = 3: must be a table"),
-        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^\[sampelr\]: unknown section; did you mean sampler\?$"),
-        ("[wheels]\nround = true", r"^\[wheels\]: unknown section; choose one of task, sampler, start, "),
+        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^sampelr = .*: not a key; did you mean sampler\?$"),
         ("num_steps = true", "num_steps = True: must be a valid integer; it is: steps of every chain"),
         ("temperatures = [1e-5, nan]", r"temperatures\[1\] = nan: must be a finite number"),
         ("[sampler]\nname = 'full_batch_langevin'", "sampler.time_step is missing"),
         ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': must be 'default', 'high'"),
         ("[sampler]\nvariance_max_batches = 100000000000000000000", "must be less than or equal to 2147483647"),
         ("[potential]\nweight_decay = nan", "potential.weight_decay = nan: must be a finite number of at least 0"),
-        ("[potential]\nweight_decay = -1", "potential.weight_decay = -1: must be a finite number of at least 0"),
-        ("[potential]\nweight_decay = 'big'", "potential.weight_decay = 'big': must be a finite number"),
         ("[potential]\nweight_decay = {'*' = -1}", "must be a finite number of at least 0, or a table"),
-        ("[potential]\nweight_decay = {}", "must be a finite number of at least 0, or a table"),
         ("[task]\nkind = 'files'\ninputs = 'x.npy'", "task: give either file = .*, or inputs = "),
         ("x", "is not valid TOML"),
     ],
@@ -153,25 +147,19 @@ def test_bad_overrides(override):
             "sampler: temperature_ratio = 0.7 exceeds",
         ),
         ("temperatures = [1e-5, -1.0]\n" + TINY, r"^temperatures = -1.0 is not positive; exp\(-U/T\) needs T > 0"),
-        ("temperatures = [1e300]\n" + TINY, "beyond single precision"),
-        ("temperatures = [1e-5, 1e-5]\n" + TINY, "repeats a value; use num_chains"),
         (
             "temperatures = [1.0]\n" + TINY + "[sampler]\nname = 'adam'\nbatch_size = 4",
             "adam has no temperature; leave it out",
         ),
-        (TINY + "[sampler]\nbatch_size = 41", "sampler: batch_size = 41 must be an integer between 2 and 40"),
         (
             TINY.replace("[4, 2]", "[5, 2]"),
             r"task and network: .*an input has shape \(4,\) and the network takes 5 components; change",
         ),
-        (TINY.replace("[4, 2]", "[4, 1]"), "label 1, out of range for 1 outputs"),
         (
             "num_steps = 150\nrecord_every = 200\n" + TINY,
             "^record_every = 200 must be .* and 150; record at least once",
         ),
-        (TINY + "[recording]\nobserve_examples = 41", "^observe_examples = 41"),
         ("[task]\nkind = 'files'\nfile = '/no/such.npz'", "task: /no/such.npz cannot be read: No such file"),
-        (TINY + "[start]\nkind = 'file'\nfile = '/no/such.npz'", "start.file: /no/such.npz cannot be read: No such"),
     ],
 )
 def test_what_does_not_fit_together_is_rejected_before_anything_runs(text, line):
@@ -199,11 +187,6 @@ class TestOwnData:
         )
         return config.read(tmp_path / "run.toml")
 
-    def test_the_same_inputs_may_be_tested_with_other_targets(self, tmp_path, data):
-        np.save(tmp_path / "y2.npy", data[1][:8])
-        pairs = "inputs = 'x.npy'\ntargets = 'y.npy'\ntest_inputs = 'x.npy'\ntest_targets = 'y2.npy'"
-        assert build(self.settings(tmp_path, pairs)).run.test is not None
-
     @pytest.mark.parametrize("text", ["file = 'train.npz'", "inputs = 'x.npy'\ntargets = 'y.npy'"])
     def test_files_relative_to_the_configuration(self, tmp_path, data, text):
         inputs, targets = (array[:8] for array in data)
@@ -225,16 +208,16 @@ class TestOwnData:
     @pytest.mark.parametrize(
         ("text", "line"),
         [
-            ("file = 'x.npy'", "must have the arrays inputs and targets; it has one array"),
+            ("file = 'x.npy'", "must have the arrays .*; it has one array"),
             ("inputs = 'train.npz'\ntargets = 'y.npy'", "is an .npz archive"),
             ("inputs = 'x.npy'\ntargets = 'train.toml'", "cannot be read"),
             ("inputs = 'x.npy'\ntargets = 'run.toml'", "not a valid"),
             ("inputs = 'y.npy'\ntargets = 'y.npy'", "task and network"),
-            ("file = 'other.npz'", "must have the arrays inputs and targets; it has a"),
+            ("file = 'other.npz'", "must have the arrays .*; it has a"),
             ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a valid"),
             ("file = 'cut.npz'", "not a valid"),
             ("file = '.'", "cannot be read"),
-            ("file = 'half.npz'", "has the array test_inputs; give both"),
+            ("file = 'half.npz'", "both or neither .*; it has inputs, targets, test_inputs"),
             (f"inputs = 'x.npy'\ntest_inputs = 'x.npy'\n{TARGETS}", "test_inputs = .* is the training set"),
         ],
     )
@@ -246,52 +229,6 @@ class TestOwnData:
             (tmp_path / name.replace("x.", "cut.").replace("train.", "cut.")).write_bytes(content[: len(content) // 2])
         with pytest.raises(ConfigError, match=line):
             build(self.settings(tmp_path, text))
-
-    def test_starting_weights_from_a_file(self, tmp_path, data):
-        settings = self.starting_from(tmp_path, (), ())
-        experiment = build(settings)
-        weights = experiment.starting_weights()
-        assert np.array_equal(weights["layer1"]["kernel"], np.ones((4, 2)))
-        np.savez(tmp_path / "start.npz", kernel=np.ones((4, 2)))
-        line = r"start.file: .* must have exactly the arrays \['layer1.bias', 'layer1.kernel'\]"
-        with pytest.raises(ConfigError, match=line):
-            experiment.starting_weights()
-        build(settings, check_start=False)  # a run that has begun
-
-    def test_starts_of_the_right_shapes(self, tmp_path, data):
-        for leading in [(), (2, 2), (1, 2), (2, 1), (1, 1)]:
-            experiment = build(self.starting_from(tmp_path, leading, leading))
-            assert experiment.starting_weights()["layer1"]["kernel"].shape == (*leading, 4, 2)
-
-    @pytest.mark.parametrize(
-        ("kernel", "bias", "dtype", "line"),
-        [
-            (None, None, float, "must have exactly the arrays"),
-            ((), (), int, "has dtype int"),
-            ((3, 2), (3, 2), float, r"layer1.bias has shape \(3, 2, 2\); that of this network is \(2,\).*sizes"),
-            ((2,), (2,), float, "layer1.bias has shape"),
-            ((2, 2), (), float, "layer1.kernel has shape"),
-            ((), (2, 2), float, "layer1.kernel has shape"),
-            ((), 5, float, r"layer1.bias has shape \(5,\)"),
-            (5, (), float, r"layer1.kernel has shape \(4, 5\)"),
-        ],
-    )
-    def test_bad_starts_are_rejected_before_anything_runs(self, tmp_path, data, kernel, bias, dtype, line):
-        with pytest.raises(ConfigError, match=rf"^start\.file: .*{line}"):
-            build(self.starting_from(tmp_path, kernel, bias, dtype))
-
-    def starting_from(self, tmp_path, kernel, bias, dtype=np.float32):
-        """Weights with these leading axes, or so many outputs, or none at all."""
-        arrays: Any = {"other": np.zeros(3)}
-        if kernel is not None:
-            axes = [(*front, 2) if isinstance(front, tuple) else (front,) for front in (kernel, bias)]
-            arrays = {
-                "layer1.kernel": np.ones((*axes[0][:-1], 4, axes[0][-1]), dtype),
-                "layer1.bias": np.ones(axes[1], dtype),
-            }
-        np.savez(tmp_path / "start.npz", **arrays)
-        table = self.settings(tmp_path, "file = 'train.npz'").model_dump()
-        return config.Settings.model_validate(table | {"start": {"kind": "file", "file": str(tmp_path / "start.npz")}})
 
 
 def test_each_chain_starts_for_itself_and_adam_trains_it():

@@ -74,10 +74,9 @@ def test_certificate_and_page_of_a_run_that_python_started(dataset, tmp_path, ca
     """The command line reads what Python wrote, and names the call that writes it again."""
     run, sampler = tmp_path / "run", make_sampler(dataset)
     pl.sample(sampler, {"a": jnp.ones(2), "b": jnp.zeros(())}, num_steps=30, folder=run, **OPTIONS)
-    page, certificate = (run / "report.html").read_text(), (run / "certificate.json").read_text()
+    certificate = (run / "certificate.json").read_text()
     assert cli.run(["report", str(run)]) == 2
-    assert "write_report(DIR, result=pl.load(DIR, sampler))" in capsys.readouterr().err
-    assert (run / "report.html").read_text() == page
+    assert "use pl.load(DIR, sampler)" in capsys.readouterr().err
     (run / "certificate.json").write_text(json.dumps(json.loads(certificate) | {"text": "a\x1b[2J\nb"}))
     assert cli.run(["check", str(run)]) == 1
     assert capsys.readouterr().out == "a[2J\nb\n"
@@ -147,16 +146,14 @@ def test_a_module_is_executed_only_if_that_is_allowed(tmp_path, capsys):
     assert not (tmp_path / "executed").exists()
     assert pl.load(tmp_path / "run", allow_code=True).num_weights == 21
     (tmp_path / "model.py").write_text(MODEL + "\n")
-    with pytest.raises(RunFolderError, match="was changed since the run began"):
+    with pytest.raises(RunFolderError, match=r"config\.toml is not what the run began with"):
         pl.resume(tmp_path / "run", num_steps=80, allow_code=True)
 
 
-@pytest.mark.parametrize(
-    "choice", ["sampler.name=hybrid_monte_carlo", "task.kind=files", "task.kind=idx", "start.kind=file"]
-)
+@pytest.mark.parametrize("choice", ["sampler.name=hybrid_monte_carlo", "task.kind=files", "task.kind=idx"])
 def test_every_alternative_has_a_template(choice, capsys):
     assert cli.run(["sample", "--print-config", "--set", choice]) == 0
     text = capsys.readouterr().out
     config.parse(text)
     assert "one of spin_vectors, fashion_mnist, idx, files" in text
-    assert "one of adam, random, file" in text
+    assert "one of adam, random" in text

@@ -110,7 +110,6 @@ def test_hostile_strings_stay_text() -> None:
     assert not {"script", "img"} & set(parser.tags)
     assert "onerror" not in dict(parser.attributes)
     assert parser.text.count(HOSTILE) > 10
-    assert HOSTILE in parse(FEW, reason=HOSTILE).text
     assert HOSTILE[:14] in parser.text  # the layer, at an axis
 
 
@@ -196,11 +195,6 @@ def test_write_report_of_a_folder(finished: Path, tmp_path: Path) -> None:
         assert fact in parser.text
     assert {"sampler", "trace-loss", "profile-gradient_variance"} <= set(parser.ids)
     assert list(run.glob("*.partial")) == []
-    shutil.rmtree(run / "checkpoints")  # without a checkpoint there is no certificate, and the page says so
-    page = write_report(run)
-    parser = Parser(page.read_text(encoding="utf-8"))
-    assert "The certificate could not be computed" in parser.text
-    assert "trace-loss" in parser.figures
 
 
 def test_write_report_rejects_folders_without_records(finished: Path, tmp_path: Path) -> None:
@@ -209,26 +203,6 @@ def test_write_report_rejects_folders_without_records(finished: Path, tmp_path: 
     shutil.copy(finished / "config.toml", tmp_path)
     with pytest.raises(RunFolderError, match="has no records yet; continue it with `pseudolangevin resume"):
         write_report(tmp_path)
-
-
-def test_write_report_rejects_a_trace_whose_first_record_is_damaged(finished: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    content = bytearray((run / "trace.records").read_bytes())
-    first = content.index(b"\n", content.index(b"\n") + 1) + 1  # the header has two lines
-    content[first : first + 64] = bytes(64)
-    (run / "trace.records").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"trace\.records is damaged \(record 0 cannot be read"):
-        write_report(run)
-
-
-@pytest.mark.parametrize(("keep", "zeroed"), [(-200, 200), (None, 4096)])
-def test_write_report_of_a_trace_whose_last_record_is_damaged(finished: Path, tmp_path: Path, keep, zeroed) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    content = (run / "trace.records").read_bytes()
-    (run / "trace.records").write_bytes(content[:keep] + bytes(zeroed))
-    assert "trace-loss" in Parser(write_report(run).read_text(encoding="utf-8")).figures
 
 
 def test_summary_picture() -> None:

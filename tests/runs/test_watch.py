@@ -38,7 +38,7 @@ def write_run(path: Path, trace: xr.Dataset) -> Path:
     about = {"observed_examples": 10, "variables": {n: [list(a.dims), a.attrs] for n, a in trace.data_vars.items()}}
     about["coords"] = {name: trace[name].values.tolist() for name in ("temperature", "chain")}
     records = [{name: column[draw] for name, column in columns.items()} for draw in range(trace.sizes["draw"])]
-    RecordFile.create(path / "trace.records", Header.of(records[0].items(), about), *records)
+    RecordFile.create(path / "trace.records", Header.of({}, records[0].items(), **about), *records)
     return path
 
 
@@ -107,11 +107,10 @@ def test_hundreds_of_temperatures_fit_a_screen(tmp_path):
 @pytest.mark.parametrize("damage", ["config.toml", "provenance.json", "trace.records"])
 def test_incomplete_and_missing_files(running, damage):
     content = (running / damage).read_bytes()
-    for left in (content[: len(content) // 2 - 3], b"", None):
-        (running / damage).unlink()
-        if left is not None:
-            (running / damage).write_bytes(left)
-        assert "run" in printed(running)
+    (running / damage).write_bytes(content[: len(content) // 2 - 3])
+    assert "run" in printed(running)
+    (running / damage).unlink()
+    assert "run" in printed(running)
 
 
 def test_forged_labels_stay_text_and_a_trace_without_status_is_none(tmp_path):
@@ -121,11 +120,7 @@ def test_forged_labels_stay_text_and_a_trace_without_status_is_none(tmp_path):
     assert "[/x]" in text
     assert "\x1b" not in text
     assert "nothing recorded yet" in printed(write_run(tmp_path / "status", make_trace().drop_vars("status")))
-
-
-def test_an_empty_folder(tmp_path):
     assert "nothing recorded yet" in printed(tmp_path)
-    assert read_trace(tmp_path) is None
 
 
 def test_only_complete_records_are_read(running):

@@ -7,7 +7,6 @@ the weights there is no potential U, hence no distribution exp(-U/T). See docs/m
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +46,3 @@ def layer_error(path: str, layer: Any, why: str, remedy: str) -> ValueError:
     """Return the error for a layer that cannot be sampled."""
     reason = "without a fixed function of the weights there is no U, hence no exp(-U/T)"
     return ValueError(f"the layer {path} ({type(layer).__name__}) {why}: {reason}; {remedy}")
-
-
-def load_optional(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{error}; install the extra: pip install '.[{extra}]'") from None

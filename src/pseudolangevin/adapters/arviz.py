@@ -1,15 +1,14 @@
-"""Results as ArviZ data, InferenceData (ArviZ 0.x) or DataTree (ArviZ 1.x), and weights from such data."""
+"""Results as ArviZ data, InferenceData (ArviZ 0.x) or DataTree (ArviZ 1.x)."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
-from .._trees import Weights, named_leaves
+from .._trees import named_leaves
 from ..chains import Result
 from ..observables import OBSERVABLES
 
@@ -41,33 +40,6 @@ def samples_to_arviz(result: Result, temperature: float | None = None) -> Any:
         variables[name] = (("temperature", "chain", "draw", *axes), np.asarray(values))
     coords = {name: result.trace[name] for name in ("temperature", "chain")}
     return _as_arviz(result, temperature, {"posterior": xr.Dataset(variables, coords)})
-
-
-def samples_from_arviz(data: Any, weights: Weights, group: str = "posterior") -> Weights:
-    """Return weights with leading axes (temperature, chain, draw) from the variables that `samples_to_arviz` writes.
-
-    The last draws start new chains: sample(sampler, jax.tree.map(lambda w: w[:, :, -1], samples), …).
-
-    Args:
-        data: InferenceData or DataTree, with one variable per tensor of dimensions (chain, draw, …) or
-            (temperature, chain, draw, …).
-        weights: weights of one chain, for the structure and the shapes.
-        group: name of the group.
-    """
-    leaves, found = [], data.get(group, {})
-    for name, leaf in named_leaves(weights):
-        if name not in found:
-            raise ValueError(f"data has no variable {name!r} in a group {group!r}; it has {sorted(map(str, found))}")
-        variable = found[name]
-        if not {"chain", "draw"} <= set(variable.dims):
-            raise ValueError(f"{name} has dimensions {variable.dims}; it needs (chain, draw, …)")
-        if "temperature" not in variable.dims:
-            variable = variable.expand_dims("temperature")
-        values = variable.transpose("temperature", "chain", "draw", ...).values
-        if values.shape[3:] != leaf.shape:
-            raise ValueError(f"{name} has shape {values.shape[3:]} after chain and draw; the weights have {leaf.shape}")
-        leaves.append(values.astype(leaf.dtype))
-    return jax.tree.unflatten(jax.tree.structure(weights), leaves)
 
 
 def _as_arviz(result: Result, temperature: float | None, groups: dict[str, Any]) -> Any:

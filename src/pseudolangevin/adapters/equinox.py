@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from .._trees import Array, Weights, check_weights
-from . import Model, layer_error, load_optional
+from . import Model, layer_error
 
 
 def from_equinox(module: Any, state: Any | None = None) -> Model:
@@ -18,7 +20,6 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
         state: state of a module that is called as module(input, state) and returns (output, state), such as the running
             averages of batch norm in inference mode; it is held fixed.
     """
-    eqx = load_optional("equinox", "equinox")
     if not isinstance(module, eqx.Module):
         raise ValueError(f"module = {module!r} is not an equinox.Module; pass one, after its __init__")
     stateful = (eqx.nn.BatchNorm, eqx.nn.SpectralNorm)
@@ -40,4 +41,4 @@ def from_equinox(module: Any, state: Any | None = None) -> Model:
         network: Any = eqx.combine(weights, rest)
         return jax.vmap(network if state is None else lambda example: network(example, state)[0])(inputs)
 
-    return Model(weights, apply, lambda weights: eqx.combine(jax.tree.map(jax.numpy.asarray, weights), rest))
+    return Model(weights, apply, lambda weights: eqx.combine(jax.tree.map(jnp.asarray, weights), rest))

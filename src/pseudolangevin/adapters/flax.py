@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from .._trees import Array, Weights, check_weights
-from . import Model, load_optional
+from . import Model
 
 
 def from_flax(module: Any) -> Model:
@@ -20,11 +21,11 @@ def from_flax(module: Any) -> Model:
     Args:
         module: an `nnx.Module` in evaluation mode, called as module(inputs) on a batch.
     """
-    nnx = load_optional("flax.nnx", "flax")
     if not isinstance(module, nnx.Module):
         remedy = "for the older flax.linen pass module.apply and its params straight to pl.classification"
         raise ValueError(f"module = {module!r} is not an nnx.Module; {remedy}")
-    definition, params, rest = nnx.split(module, nnx.Param, ...)
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    definition, params, rest = parts
     # Copies: the module may be trained further, and its buffers donated, while chains run.
     weights = jax.tree.map(jnp.array, nnx.to_pure_dict(params))
     check_weights(weights)

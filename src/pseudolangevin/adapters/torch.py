@@ -8,9 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
+import torch2jax
+from torch.nn import functional
 
 from .._trees import Array, Weights, check_weights, named_leaves
-from . import Model, layer_error, load_optional
+from . import Model, layer_error
 
 
 def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Model:
@@ -26,11 +29,9 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
         tolerance: largest difference of the translated outputs from those of PyTorch, relative to the largest output;
             far above rounding, far below a wrong formula.
     """
-    torch, torch2jax = load_optional("torch", "torch"), load_optional("torch2jax", "torch")
     if not isinstance(module, torch.nn.Module):
         raise ValueError(f"module = {module!r} is not a torch.nn.Module; pass one, after its __init__")
-    _check_layers(torch.nn.modules, module)
-    _register(torch, torch2jax)
+    _check_layers(module)
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     weights: dict[str, Any] = {}  # {"blocks.0": {"weight": …}}: one entry for every layer that owns parameters
     for name, parameter in parameters.items():
@@ -56,7 +57,7 @@ def from_torch(module: Any, example_inputs: Any, tolerance: float = 1e-4) -> Mod
         return module
 
     model = Model(weights, apply, restore)
-    _compare(torch, module, model, jax.tree.map(np.asarray, example_inputs), tolerance)
+    _compare(module, model, jax.tree.map(np.asarray, example_inputs), tolerance)
     return model
 
 
@@ -73,53 +74,12 @@ def state_dicts(model: Model, members: Weights) -> list[dict[str, Any]]:
     return found
 
 
-def _register(torch: Any, torch2jax: Any) -> None:
-    """Add functions that torch2jax does not have, or has for a special case only: embeddings, means, GELU."""
-    functional = torch.nn.functional
-
-    def array(x: Any) -> Array:
-        return jnp.asarray(getattr(x, "value", x))
-
-    @torch2jax.implements(functional.embedding)
-    def embedding(input: Any, weight: Any, *_: Any, max_norm: float | None = None, **__: Any) -> Array:
-        if max_norm is not None:
-            raise ValueError("an embedding with max_norm changes its weights when called")
-        return array(weight)[array(input)]
-
-    def pair(x: Any) -> tuple[int, int]:
-        return (x, x) if isinstance(x, int) else tuple(x)
-
-    @torch2jax.implements(functional.avg_pool2d)
-    def avg_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Array:
-        if rest not in ((), (False, True), (False, True, None)):
-            raise NotImplementedError("avg_pool2d with ceil_mode, count_include_pad=False or divisor_override")
-        kernel, steps = pair(kernel_size), pair(stride or kernel_size)
-        padded = [(0, 0), (0, 0), *((p, p) for p in pair(padding))]
-        total = jax.lax.reduce_window(array(input), 0.0, jax.lax.add, (1, 1, *kernel), (1, 1, *steps), padded)
-        return total / math.prod(kernel)
-
-    @torch2jax.implements(functional.adaptive_avg_pool2d)
-    def adaptive_avg_pool2d(input: Any, output_size: Any) -> Array:
-        x = array(input)
-        rows, columns = (n if size is None else size for size, n in zip(pair(output_size), x.shape[2:], strict=True))
-        if x.shape[2] % rows or x.shape[3] % columns:
-            raise NotImplementedError(f"adaptive_avg_pool2d from {x.shape[2:]} to {(rows, columns)}")
-        return x.reshape(*x.shape[:2], rows, x.shape[2] // rows, columns, x.shape[3] // columns).mean(axis=(3, 5))
-
-    @torch2jax.implements(torch.mean)
-    def mean(input: Any, dim: Any = None, keepdim: bool = False) -> Array:
-        return jnp.mean(array(input), axis=tuple(dim) if isinstance(dim, list) else dim, keepdims=keepdim)
-
-    @torch2jax.implements(functional.gelu)
-    def gelu(input: Any, approximate: str = "none") -> Array:
-        return jax.nn.gelu(array(input), approximate=approximate == "tanh")
-
-
 def _as_array(tensor: Any) -> Array:
     return jnp.array(tensor.detach().cpu().numpy())
 
 
-def _check_layers(kinds: Any, module: Any) -> None:
+def _check_layers(module: Any) -> None:
+    kinds: Any = torch.nn.modules
     for name, layer in module.named_modules():
         share = layer.p if isinstance(layer, kinds.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
         if layer.training and isinstance(share, int | float) and share > 0:
@@ -132,7 +92,7 @@ def _check_layers(kinds: Any, module: Any) -> None:
             raise ValueError(f"the layer {name or layer} {why}; register them with persistent=True")
 
 
-def _compare(torch: Any, module: Any, model: Model, inputs: Any, tolerance: float) -> None:
+def _compare(module: Any, model: Model, inputs: Any, tolerance: float) -> None:
     """Raise a ValueError if the translation fails, differs from PyTorch, or mixes the examples of a batch."""
     if any(array.ndim == 0 or len(array) < 2 for array in jax.tree.leaves(inputs)):
         raise ValueError("example_inputs needs at least two examples, along the first axis of every array")
@@ -154,3 +114,50 @@ def _compare(torch: Any, module: Any, model: Model, inputs: Any, tolerance: floa
     if not np.allclose(alone[0], found[0], rtol=0, atol=tolerance * scale):
         why = "the output of an example depends on the other examples of its batch, so it has no loss of its own"
         raise ValueError(f"{why}; call module.eval() first, or remove the layer that mixes examples")
+
+
+# Functions that torch2jax does not have, or has for a special case only: embeddings, means, GELU.
+
+
+def _array(x: Any) -> Array:
+    return jnp.asarray(getattr(x, "value", x))
+
+
+@torch2jax.implements(functional.embedding)
+def _embedding(input: Any, weight: Any, *_: Any, max_norm: float | None = None, **__: Any) -> Array:
+    if max_norm is not None:
+        raise ValueError("an embedding with max_norm changes its weights when called")
+    return _array(weight)[_array(input)]
+
+
+def _pair(x: Any) -> tuple[int, int]:
+    return (x, x) if isinstance(x, int) else tuple(x)
+
+
+@torch2jax.implements(functional.avg_pool2d)
+def _avg_pool2d(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Array:
+    if rest not in ((), (False, True), (False, True, None)):
+        raise NotImplementedError("avg_pool2d with ceil_mode, count_include_pad=False or divisor_override")
+    kernel, steps = _pair(kernel_size), _pair(stride or kernel_size)
+    padded = [(0, 0), (0, 0), *((p, p) for p in _pair(padding))]
+    total = jax.lax.reduce_window(_array(input), 0.0, jax.lax.add, (1, 1, *kernel), (1, 1, *steps), padded)
+    return total / math.prod(kernel)
+
+
+@torch2jax.implements(functional.adaptive_avg_pool2d)
+def _adaptive_avg_pool2d(input: Any, output_size: Any) -> Array:
+    height, width = _array(input).shape[2:]
+    rows, columns = (n if size is None else size for size, n in zip(_pair(output_size), (height, width), strict=True))
+    if height % rows or width % columns:
+        raise NotImplementedError(f"adaptive_avg_pool2d from {(height, width)} to {(rows, columns)}")
+    return _array(_avg_pool2d(input, (height // rows, width // columns)))
+
+
+@torch2jax.implements(torch.mean)
+def _mean(input: Any, dim: Any = None, keepdim: bool = False) -> Array:
+    return jnp.mean(_array(input), axis=tuple(dim) if isinstance(dim, list) else dim, keepdims=keepdim)
+
+
+@torch2jax.implements(functional.gelu)
+def _gelu(input: Any, approximate: str = "none") -> Array:
+    return jax.nn.gelu(_array(input), approximate=approximate == "tanh")

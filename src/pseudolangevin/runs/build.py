@@ -10,11 +10,9 @@ import hashlib
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import potential as potentials
-from .._trees import Key, Weights, check_weights, named_leaves, num_weights
+from .._trees import Key, Weights, num_weights
 from ..apps.temperature import trained_starts
 from ..chains import Run
 from ..data import Dataset, StreamedDataset, tasks
@@ -33,7 +31,7 @@ from ..placement import Placement
 from ..samplers import SAMPLERS
 from ..samplers.base import Sampler
 from . import ConfigError, RunFolderError, naming
-from .config import FREE, Files, FileStart, Network, PythonSettings, RandomStart, Recording, Settings
+from .config import FREE, Files, Network, PythonSettings, RandomStart, Recording, Settings
 from .store import numbered
 
 NAMELESS = "one array without a name"
@@ -52,48 +50,27 @@ class Experiment:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """SHA-256 hashes of the data, and of the settings and code that decide the chains and the files."""
+        """SHA-256 hashes of the settings and code that decide chains and files, of the data and of the test set."""
         settings: dict[str, Any] = {"code": hashlib.sha256(self.code).hexdigest()}
         for name, value in self.settings.model_dump().items():
             settings |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
         text = json.dumps({name: value for name, value in settings.items() if name not in FREE}, sort_keys=True)
-        data = hash_of(self.run.sampler)
-        return {"data_sha256": data, "settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
+        hashes = {"settings_sha256": hashlib.sha256(text.encode()).hexdigest()}
+        return hashes | {"data_sha256": hash_of(self.run.sampler), "test_sha256": hash_of(self.run.test)}
 
     def starting_weights(self, on_pause: Callable[[], object] | None = None, progress: bool | None = None) -> Weights:
         """Return the weights at step 0, as `sample` takes them; `on_pause` and `progress` as in `trained_starts`."""
         start, num_chains = self.settings.start, self.settings.num_chains
-        if isinstance(start, FileStart):
-            with naming("start.file"):
-                return self._read_weights(start.file)
         key = jax.random.key(start.seed)
         if isinstance(start, RandomStart):
             weights = jax.vmap(lambda c: self.init(jax.random.fold_in(key, c)))(jnp.arange(num_chains))
         else:
-            options = start.model_dump(exclude={"kind", "seed"}) | {"key": key, "num_starts": num_chains}
-            options |= {"placement": self.run.mesh or Placement(), "on_pause": on_pause, "progress": progress}
+            options = start.model_dump(exclude={"kind", "seed"}) | {"on_pause": on_pause, "progress": progress}
+            options |= {"placement": self.run.mesh or Placement(), "key": key, "num_starts": num_chains}
+            model = self.run.sampler.potential, self.run.sampler.dataset, self.init
             with naming("start"):
-                sampler = self.run.sampler
-                weights = trained_starts(sampler.potential, sampler.dataset, self.init, **options)
+                weights = trained_starts(*model, **options)
         return jax.tree.map(lambda w: w[None], weights)
-
-    def _read_weights(self, file: str) -> Weights:
-        """Return weights of this network; those of another one may fit the loss, but not the checkpoints."""
-        likes, archive = dict(named_leaves(self.weights_shape)), _load(file)
-        if set(archive) != set(likes):
-            raise ValueError(f"{file} must have exactly the arrays {[*likes]}; it has {', '.join(archive)}")
-        first, (temperatures, chains) = next(iter(likes)), self.run.shape
-        leading = archive[first].shape[: max(0, archive[first].ndim - len(likes[first].shape))]
-        allowed = leading in [(), *product((1, temperatures), (1, chains))]
-        for name, like in likes.items():
-            if not allowed or archive[name].shape != leading + like.shape:
-                why = f"{name} has shape {archive[name].shape}; that of this network is {like.shape}, in all arrays"
-                axes = f"alone or after axes of {self.run.shape} or 1 (temperature, chain)"
-                raise ValueError(f"{file}: {why} {axes}; change network.sizes, or give another file")
-        arrays = {name: jnp.asarray(archive[name]) for name in likes}
-        check_weights(arrays)
-        leaves = [arrays[name].astype(like.dtype) for name, like in likes.items()]
-        return jax.tree.unflatten(jax.tree.structure(self.weights_shape), leaves)
 
 
 def hash_of(tree: Any) -> str:
@@ -111,7 +88,6 @@ def hash_of(tree: Any) -> str:
 def build(
     settings: Settings | PythonSettings,
     *,
-    check_start: bool = True,
     sampler: Any = None,
     weights: Weights | None = None,
     allow_code: bool = False,
@@ -119,14 +95,18 @@ def build(
 ) -> Experiment:
     """Make everything that the settings describe, and check that it fits together; nothing is written or compiled.
 
-    With `check_start`, a start is also read from its file, so that an error comes before a folder is made. A run that
-    has begun needs no start any more, and the file may be gone. With `allow_code`, `network.module` is executed. The
-    `sampler`, any `weights` and the rest of the `model` (arguments of `Run`) are those of a run that Python started.
+    With `allow_code`, `network.module` is executed. The `sampler`, any `weights` and the rest of the `model` (arguments
+    of `Run`) are those of a run that Python started.
     """
+    chains: dict[str, Any] = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
+    chains["observe_examples"] = settings.recording.observe_examples
     if isinstance(settings, PythonSettings):
-        shape = _check_model(settings, sampler, weights)
+        if sampler is None:
+            remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
+            raise ConfigError(f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}')
         with naming(""):
-            return Experiment(settings, _run(settings, sampler, **model), shape)
+            run = Run(sampler, **chains, **model)
+        return Experiment(settings, run, _check_model(settings, sampler, weights))
     if sampler is not None:
         raise RunFolderError("the run was started from a configuration; leave the sampler out")
     if (task := settings.task).kind == "spin_vectors":
@@ -135,8 +115,8 @@ def build(
     with naming("network"):
         init, apply, code = _network(settings.network, allow_code)
         shape = jax.eval_shape(init, jax.random.key(0))
-    chains = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
-    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * num_weights(shape) * chains)
+    most = settings.num_chains * max(len(settings.temperatures or [0.0]), getattr(settings.start, "candidates", 1))
+    _check_memory("network.sizes, num_chains and temperatures", 8 * 4 * num_weights(shape) * most)
     with naming("task"):
         train, test = _data(task)
     with naming("task and network"):
@@ -153,18 +133,10 @@ def build(
         split = Placement(**parts) if parts else None
         if split is not None:
             split.check(settings.num_chains * len(settings.temperatures or [0.0]), train.num_examples, shape)
-        run = _run(settings, made, test=test, placement=split)
+        run = Run(made, test=test, placement=split, **chains)
         check_chains(run, shape, sum(settings.network.sizes))
         every = run.record_interval(settings.num_steps, settings.record_every)
-    experiment = Experiment(settings.model_copy(update={"record_every": every}), run, shape, init, code=code)
-    if check_start and isinstance(settings.start, FileStart):
-        experiment.starting_weights()
-    return experiment
-
-
-def _run(settings: Any, sampler: Sampler, **model: Any) -> Run:
-    chains = {"temperatures": settings.temperatures, "num_chains": settings.num_chains}
-    return Run(sampler, observe_examples=settings.recording.observe_examples, **chains, **model)
+    return Experiment(settings.model_copy(update={"record_every": every}), run, shape, init, code=code)
 
 
 def python_settings(
@@ -180,20 +152,15 @@ def python_settings(
         num_chains=run.num_chains,
         num_steps=num_steps,
         record_every=record_every,
-        structure=str(jax.tree.structure(weights)),
+        structure=repr(jax.tree.map(lambda _: 0, weights)),
         sampler=_described(run.sampler),
         weights=_shapes(weights),
         recording=Recording.model_validate(recording),
     )
 
 
-def _check_model(settings: PythonSettings, sampler: Any, weights: Weights | None) -> Weights:
+def _check_model(settings: PythonSettings, sampler: Sampler, weights: Weights | None) -> Weights:
     """Return the shapes of the weights; raise unless sampler and weights are those of the run that Python started."""
-    if sampler is None:
-        remedy = "use pl.load(DIR, sampler) or pl.resume(DIR, sampler, num_steps=...) in Python"
-        raise ConfigError(f'made_by = "python": the model of this run is Python code, not in its folder; {remedy}')
-    if not isinstance(sampler, Sampler):
-        raise ConfigError(f"sampler = {str(sampler)[:60]!r} is not a sampler; pass the one that began the run")
     weights = _from_structure(settings) if weights is None else weights
     pairs = {"weights": (_shapes(weights), settings.weights), "sampler": (_described(sampler), settings.sampler)}
     for what, (ours, theirs) in pairs.items():
@@ -213,18 +180,15 @@ def _shapes(weights: Weights) -> dict[str, str]:
 
 
 def _from_structure(settings: PythonSettings) -> Weights:
-    """Return shapes and types of the weights, nested as they were: structures print as Python, with * for an array."""
+    """Return shapes and types of the weights, nested as they were."""
     try:
-        nesting = settings.structure.removeprefix("PyTreeDef(").removesuffix(")").replace("*", "0")
-        structure = jax.tree.structure(ast.literal_eval(nesting))
+        structure = jax.tree.structure(ast.literal_eval(settings.structure))
         texts = [text.partition("[") for text in settings.weights.values()]
         shapes = [jax.ShapeDtypeStruct(json.loads(f"[{shape}"), np.dtype(dtype)) for dtype, _, shape in texts]
-        if str(structure) == settings.structure:
-            return jax.tree.unflatten(structure, shapes)
+        return jax.tree.unflatten(structure, shapes)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        pass
-    remedy = "pass weights=, any weights of the same model"
-    raise RunFolderError(f"the weights are not nested dicts, lists and tuples; {remedy}")
+        remedy = "pass weights=, any weights of the same model"
+        raise RunFolderError(f"the weights are not nested dicts, lists and tuples; {remedy}") from None
 
 
 def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weights], Any, bytes]:
@@ -251,15 +215,15 @@ def _data(task: Any) -> tuple[Dataset, Dataset | None]:
     if not isinstance(task, Files):
         splits = getattr(tasks, task.kind)(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
         return splits[0], splits[-1]
+    names = ["inputs", "targets", "test_inputs", "test_targets"]
     if task.file is not None:
         arrays = _load(task.file)
-        if not {"inputs", "targets"} <= set(arrays):
-            raise ValueError(f"{task.file} must have the arrays inputs and targets; it has {', '.join(arrays)}")
-        if len(extra := {"test_inputs", "test_targets"} & set(arrays)) == 1:
-            raise ValueError(f"{task.file} has the array {min(extra)}; give both arrays of a test set, or neither")
+        if [name for name in names if name in arrays] not in (names[:2], names):
+            wanted = "the arrays inputs and targets, and both or neither of test_inputs and test_targets"
+            raise ValueError(f"{task.file} must have {wanted}; it has {', '.join(arrays)}")
     else:
         arrays = {}
-        for name in ("inputs", "targets", "test_inputs", "test_targets"):
+        for name in names:
             if (file := getattr(task, name)) is not None:
                 if NAMELESS not in (found := _load(file)):
                     raise ValueError(f"{file} is an .npz archive; give it as file, or give .npy files")
@@ -274,11 +238,11 @@ def _load(file: str) -> dict[str, Any]:
         with Path(file).open("rb") as stream:
             if stream.read(6) == b"\x93NUMPY":
                 return {NAMELESS: np.load(file, mmap_mode="r", allow_pickle=False)}
-            with zipfile.ZipFile(stream) as archive:
-                if (size := sum(entry.file_size for entry in archive.infolist())) > _memory():
-                    raise ValueError(f"its arrays need {size / 1e9:.3g} GB, more than this machine has")
             stream.seek(0)
-            return dict(np.load(stream, allow_pickle=False))
+            found = np.load(stream, allow_pickle=False)
+            if (size := sum(entry.file_size for entry in found.zip.infolist())) > _memory():
+                raise ValueError(f"its arrays need {size / 1e9:.3g} GB, more than this machine has")
+            return dict(found)
     except OSError as error:
         remedy = "give the path of a .npz or .npy file"
         raise ValueError(f"{file} cannot be read: {error.strerror or error}; {remedy}") from None

@@ -91,13 +91,13 @@ class Files(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Files:
-        names = (self.inputs, self.targets, self.test_inputs, self.test_targets)
-        paths = [name and os.path.realpath(name) for name in names]
-        given = [path is not None for path in paths]
-        if given not in ([[False] * 4] if self.file else [[True, True, False, False], [True] * 4]):
+        names = ("inputs", "targets", "test_inputs", "test_targets")
+        given = tuple(name for name in names if getattr(self, name) is not None)
+        if given not in ([()] if self.file else [names[:2], names]):
             either = 'either file = "data.npz", or inputs = "x.npy" and targets = "y.npy"'
             raise ValueError(f"give {either}; with both or neither of test_inputs, test_targets")
-        if all(given) and paths[:2] == paths[2:]:
+        real = [os.path.realpath(getattr(self, name)) for name in given]
+        if len(real) == 4 and real[:2] == real[2:]:
             raise ValueError(f"test_inputs = {self.test_inputs!r} is the training set; name other examples")
         if self.stream and self.file is not None:
             raise ValueError("stream = true needs inputs and targets as .npy files, not file")
@@ -139,13 +139,6 @@ class RandomStart(Section):
     seed: Seed = Field(0, description="seed of the random weights, which differ from chain to chain")
 
 
-class FileStart(Section):
-    """Weights from a file."""
-
-    kind: Literal["file"]
-    file: File = Field(description=".npz file of arrays like layer1.kernel, alone or with axes (temperature, chain)")
-
-
 class Recording(Section):
     """Contents of the run folder, and the intervals of writing."""
 
@@ -184,7 +177,6 @@ CHOICES: dict[str, dict[str, type[Section]]] = {
             trained_starts, "kind", "adam", num_steps=2_000, seed=_seed(0, "the weights and the training")
         ),
         "random": RandomStart,
-        "file": FileStart,
     },
 }  # alternatives of sections; the first one is the default
 TAGS = {"task": "kind", "sampler": "name", "start": "kind"}  # keys that name the alternative
@@ -199,7 +191,7 @@ CHANGEABLE = (
     *(f"recording.{key}" for key in ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints")),
     *(f"placement.{key}" for key in Devices.model_fields),
 )  # settings that may change when a run is continued, besides the paths of files: data are recognised by their hash
-FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "start", "network") for key in PATHS))
+FREE = (*CHANGEABLE, *(f"{section}.{key}" for section in ("task", "network") for key in PATHS))
 
 
 class Chains(Section):
@@ -244,7 +236,7 @@ class PythonSettings(Chains):
 
     made_by: Literal["python"] = Field("python", description="continue with pl.resume(DIR, sampler, num_steps=...)")
     record_every: Count = Field(description="steps between records")
-    structure: str = Field(description="nesting of the weights; empty if it is not one of dicts, lists and tuples")
+    structure: str = Field(description="nesting of the weights, with 0 for an array")
     sampler: dict[str, Any] = Field(description="the method")
     weights: dict[str, str] = Field(description="types and shapes of the weights of one chain")
     recording: Recording = Field(description="what is written, and how often")
@@ -281,7 +273,7 @@ def parse(
         raise ConfigError(f"{source} is not valid TOML: {why}; {remedy}") from None
     for override in overrides:
         _override(data, override)
-    for section, key in itertools.product(("task", "start", "network"), PATHS):
+    for section, key in itertools.product(("task", "network"), PATHS):
         table = data.get(section)
         if folder is not None and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             table[key] = str(folder / os.path.expanduser(table[key]))  # an unknown ~user stays as it is
@@ -325,28 +317,21 @@ def _explain(problem: Any, model: type[Section]) -> str:
     """Return one line for an error of pydantic: the key, the value, why, and the meaning of the key."""
     loc, kind, value = list(problem["loc"]), problem["type"], problem["input"]
     choice = str(loc.pop(1)) if len(loc) > 1 and loc[0] in CHOICES else ""
-    fields: dict[str, Any] = model.model_fields
-    sections: dict[str, Any] = CHOICES | {
-        n: {"": f.annotation} for n, f in fields.items() if hasattr(f.annotation, "model_fields")
-    }
     key = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, loc)))
+    kinds: dict[str, Any] = {name: {"": field.annotation} for name, field in model.model_fields.items()} | CHOICES
+    sections = {n: {c: m for c, m in models.items() if hasattr(m, "model_fields")} for n, models in kinds.items()}
     if kind == "extra_forbidden":
-        known = [name for name in fields if name not in sections]
-        known += [f"{name}.{k}" for name, models in sections.items() for m in models.values() for k in m.model_fields]
-        if key in known:
-            return f"{key}: not a setting of {TAGS[loc[0]]} = {choice!r}; remove it, or choose another {TAGS[loc[0]]}"
-        if isinstance(value, dict) and len(loc) == 1:
-            return f"[{key}]: unknown section; {_hint(key, sections)}"
-        return f"{key} = {_short(value)}: unknown key; {_hint(key, known)}"
-    owner = sections.get(loc[0], {}).get(choice, model) if len(loc) > 1 else model
-    names = [part for part in loc if isinstance(part, str)]
-    field = owner.model_fields.get(names[-1]) if names else None
-    meaning = f"; it is: {field.description}" if field and field.description else ""
+        known = [f"{n}.{k}" for n, models in sections.items() for m in models.values() for k in m.model_fields]
+        hint = _hint(key, [name for name in (*sections, *known) if name != key])
+        return f"{key} = {_short(value)}: not a key{f' of {TAGS[loc[0]]} = {choice!r}' if choice else ''}; {hint}"
     why = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    if kind == "missing":
-        return f"{key} is missing{meaning}"
     if kind == "value_error" and isinstance(value, dict | Section):
         return f"{key}: {why}".removeprefix(": ")
+    owner: Any = sections.get(loc[0], {}).get(choice, model) if len(loc) > 1 else model
+    field = owner.model_fields.get(next((part for part in reversed(loc) if isinstance(part, str)), ""))
+    meaning = f"; it is: {field.description}" if field and field.description else ""
+    if kind == "missing":
+        return f"{key} is missing{meaning}"
     if kind == "union_tag_invalid":
         key, value, meaning = f"{key}.{TAGS[key]}", value[TAGS[key]], ""
         why = f"unknown; {_hint(str(value), CHOICES[loc[0]])}"
@@ -356,11 +341,10 @@ def _explain(problem: Any, model: type[Section]) -> str:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    known = [*known]
+    """Return the first known name with the same last part, or a similar one; else where all are listed."""
     same = [other for other in known if other.split(".")[-1] == name.rsplit(".", 1)[-1]]
-    near = same or difflib.get_close_matches(name, known, 1, 0.75)
-    listed = f"choose one of {', '.join(known)}" if len(known) < 10 else "see `pseudolangevin sample --print-config`"
-    return f"did you mean {near[0]}?" if near else listed
+    near = same or difflib.get_close_matches(name, known, 1, 0.8)
+    return f"did you mean {near[0]}?" if near else "see `pseudolangevin sample --print-config`"
 
 
 def _short(value: Any) -> str:

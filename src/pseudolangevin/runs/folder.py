@@ -22,6 +22,7 @@ import socket
 import stat
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -216,8 +217,8 @@ def disk_errors(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: RunFolder) -> Iterator[str | None]:
-    """Hold the lock of a run folder; gives a note if the lock of a killed process was taken over.
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Hold the lock of a run folder; warn if the lock of a killed process was taken over.
 
     The lock is an advisory `flock`, which the system releases when its holder ends, however it ends. The text of the
     file names the holder: text without a lock is that of a process that was killed.
@@ -237,7 +238,9 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
         file.truncate(0)
         os.pwrite(file.fileno(), json.dumps(here).encode(), 0)
         try:
-            yield f"took over the stale lock of {holder}" if host else None
+            if host:
+                warnings.warn(f"took over the stale lock of {holder}", stacklevel=3)
+            yield
         finally:
             file.truncate(0)
 
@@ -255,10 +258,15 @@ def _holder(file: Any) -> tuple[str | None, str]:
 def describe_session(command: Sequence[str] | None) -> dict[str, Any]:
     """Return what is noted about every session: time, command (default: of this process), versions and devices."""
     versions = {one.name: one.version for one in metadata.distributions() if one.name in PACKAGES}
-    device, count = jax.devices()[0], {"num_devices": jax.device_count(), "num_processes": jax.process_count()}
-    noted: dict[str, Any] = {"started": _now(), "command": [*(command or sys.argv)]}
-    noted["versions"] = {"python": platform.python_version()} | versions
-    return noted | {"device": device.device_kind, "backend": device.platform} | count
+    return {
+        "started": _now(),
+        "command": [*(command or sys.argv)],
+        "versions": {"python": platform.python_version()} | versions,
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
+    }
 
 
 def _now(separator: str = "T") -> str:

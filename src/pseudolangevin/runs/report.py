@@ -35,9 +35,9 @@ from ..diagnostics.certificate import Certificate
 from ..diagnostics.certificate import certificate as make_certificate
 from ..samplers.base import HEALTHY, Status
 from . import RunFolderError
-from .folder import RunFolder, damaged, read_or_empty, write_text
+from .folder import RunFolder, read_or_empty, write_text
 from .session import load
-from .store import RecordFile, in_order, read_trace
+from .store import in_order
 
 # Colours of the light theme; report.css defines the same names for both themes.
 COLORS = {"ink": "#1c1f24", "soft": "#5c636e", "grid": "#ececea", "card": "#ffffff", "accent": "#0b5cad"}
@@ -203,10 +203,9 @@ def _svg(draw: Callable[[Axes, Any], None], what: Any, identity: str, variables:
 def report_html(result: Result, certificate: Certificate | None = None, facts: Mapping[str, Any] | None = None) -> str:
     """Return a self-contained page about a run with at least one record.
 
-    Optional `facts` are `name`, `config` (nested settings), `provenance` (as in a run folder), and
-    `reason` (why there is no certificate).
+    Optional `facts` are `name`, `config` (nested settings) and `provenance` (as in a run folder).
     """
-    facts = {"name": "run", "config": {}, "provenance": {}, "reason": "No certificate was computed.", **(facts or {})}
+    facts = {"name": "run", "config": {}, "provenance": {}, **(facts or {})}
     discard = DEFAULT_DISCARD if certificate is None else certificate.burn_in
     state = jax.tree.map(lambda leaf: leaf[0], result.states)
     internal = () if state is None else jax.eval_shape(result.sampler.measure, state, state.weights)
@@ -231,33 +230,19 @@ def report_html(result: Result, certificate: Certificate | None = None, facts: M
 def write_report(
     path: str | Path, *, certificate: Certificate | None = None, result: Result | None = None, allow_code: bool = False
 ) -> Path:
-    """Write `report.html` of a run, finished or not, and return its path; without a certificate if it cannot be loaded.
+    """Write `report.html` of a run, finished or not, and return its path.
 
     The run is loaded, and its certificate computed, unless they are given. With `allow_code`, the Python file that
     `network.module` names is executed.
     """
     folder = RunFolder.existing(path)
-    trace = read_trace(path) if result is None else result.trace
-    if trace is None or not trace.sizes["draw"]:
-        if folder.trace.exists():
-            with RecordFile(folder.trace) as file:
-                if file.recorded:
-                    raise damaged(folder.trace, "record 0 cannot be read")
+    result = load(path, allow_code=allow_code) if result is None else result
+    if not result.trace.sizes["draw"]:
         raise RunFolderError(f"{path} has no records yet; continue it with {folder.resume_call}")
-    if result is None and folder.made_by_python and folder.certificate.exists():
-        remedy = "call pseudolangevin.runs.report.write_report(DIR, result=pl.load(DIR, sampler))"
-        raise RunFolderError(f"{path}: pl.sample and pl.resume write its page, as its model is Python code; {remedy}")
-    facts: dict[str, Any] = {"name": folder.path.resolve().name}
-    facts |= {"config": read_or_empty(folder.config), "provenance": read_or_empty(folder.provenance)}
-    try:
-        result = load(path, allow_code=allow_code) if result is None else result
-        certificate = certificate or make_certificate(result)
-    except Exception as error:  # the page is useful without a certificate, and states the reason
-        facts["reason"] = f"The certificate could not be computed: {type(error).__name__}: {error}"
-    if result is None:
-        result = Result(trace, {}, None, None, None, float(trace["seconds"].values[-1]))  # type: ignore[arg-type]
+    facts = {"name": folder.path.resolve().name, "config": read_or_empty(folder.config)}
+    facts["provenance"] = read_or_empty(folder.provenance)
     page = folder.path / "report.html"
-    write_text(page, report_html(result, certificate=certificate, facts=facts))
+    write_text(page, report_html(result, certificate=certificate or make_certificate(result), facts=facts))
     return page
 
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,18 @@ from ..chains import Record, Result, Run
 from ..data import Dataset
 from ..samplers.base import HEALTHY, Sampler
 from . import ConfigError, RunFolderError, config, naming
-from .build import Experiment, build, check_chains, hash_of, python_settings
+from .build import Experiment, build, check_chains, python_settings
 from .config import CHANGEABLE, FREE, PythonSettings, Settings
-from .folder import RunFolder, describe_session, disk_errors, locked, read_json, read_or_empty, read_text, write_text
+from .folder import (
+    RunFolder,
+    damaged,
+    describe_session,
+    disk_errors,
+    locked,
+    read_json,
+    read_text,
+    write_text,
+)
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
@@ -51,7 +61,6 @@ class Outcome:
     interrupted: bool
     stopped_chains: int = 0  # chains that broke down: not finite, or without noise
     seconds: float = 0.0  # of sampling, in all sessions
-    notes: Sequence[str] = ()  # what a person should know: a stale lock that was taken over, a damaged checkpoint
     first_step: int = 0  # step at which the session began
 
     @property
@@ -146,8 +155,7 @@ def _finish(outcome: Outcome, **how: Any) -> Result:
     if outcome.interrupted:
         raise KeyboardInterrupt(f"stopped at step {outcome.step}; continue with pl.resume({str(folder.path)!r}, ...)")
     result = load(folder.path, **how)
-    is_new = not outcome.nothing_to_do or read_or_empty(folder.certificate).get("step") != outcome.step
-    if hosts.is_first() and is_new and result.trace.sizes["draw"]:
+    if hosts.is_first() and result.trace.sizes["draw"]:
         from ..diagnostics import certificate  # noqa: PLC0415
 
         made = certificate(result)
@@ -184,25 +192,21 @@ def load(
         check_integer("num_records", num_records, minimum=0)
     settings = _settings(folder)
     if not folder.trace.exists():
-        begin = "sample into a new folder" if folder.made_by_python else f"begin with {folder.resume_call}"
-        raise RunFolderError(f"{folder.path} has no records yet; {begin}")
+        raise RunFolderError(f"{folder.path} has no records yet; continue it with {folder.resume_call}")
     if isinstance(settings, Settings):
         settings = settings.model_copy(update={"placement": config.Devices.model_validate({"chains": 1})})
-    experiment = build(settings, check_start=False, sampler=sampler, weights=weights, allow_code=allow_code)
-    at, states, notes, header, trace, kept = _restore(folder, experiment, num_records)
-    if num_records is None and not notes and at.step < max(trace["step"], default=0):
-        why = f"the newest checkpoint is at step {at.step}, before the last record at step {trace['step'][-1]}"
-        notes.append(f"{folder.path}: {why}: weights and states of the result are those of the checkpoint")
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    every, draws = experiment.settings.record_every, None
-    dataset = to_dataset(header, trace).assign_attrs(record_every=every).drop_vars("seconds")
+    experiment = build(settings, sampler=sampler, weights=weights, allow_code=allow_code)
+    _, states, header, trace, kept = _restore(folder, experiment, num_records)
+    dataset = to_dataset(header, trace).assign_attrs(record_every=experiment.settings.record_every)
     seconds = float(trace["seconds"][-1]) if dataset.sizes["draw"] else math.nan
-    if kept:
-        draws = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), kept)
+    last = max(trace["step"], default=0)
+    draws = [np.moveaxis(draw[kept["step"] <= last], 0, 2) for name, draw in kept.items() if name != "step"]
+    samples = None
+    if draws[0].shape[2]:
+        samples = jax.tree.unflatten(jax.tree.structure(experiment.weights_shape), draws)
         dataset.attrs["keep_weights_every"] = settings.recording.keep_weights_every
-    run = experiment.run
-    return replace(run.result(run.put(states), [], every=1), trace=dataset, samples=draws, seconds=seconds)
+    result = experiment.run.result(experiment.run.put(states), [], every=1)
+    return replace(result, trace=dataset.drop_vars("seconds"), samples=samples, seconds=seconds)
 
 
 @dataclass
@@ -210,7 +214,6 @@ class _Session:
     """A session that holds the lock of a run folder."""
 
     folder: RunFolder
-    notes: list[str]
     stop_asked: Callable[[], bool]
     command: Sequence[str] | None = None  # that provenance.json names; default: that of this process
     progress: bool | None = None
@@ -228,7 +231,7 @@ class _Session:
     def begin(self, experiment: Experiment) -> Outcome:
         """Sample from the first step on."""
         folder, settings, run = self.folder, experiment.settings, experiment.run
-        noted = describe_session(self.command) | experiment.hashes | {"test_sha256": hash_of(run.test)}
+        noted = describe_session(self.command) | experiment.hashes
         noted |= {"seed": getattr(settings, "seed", None), "resumed": []}
         _in_first(write_text, folder.config, config.to_toml(settings))
         _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
@@ -250,27 +253,18 @@ class _Session:
         folder, checkpoints = self.folder, Checkpoints(self.folder.checkpoints)
         with hosts.together():
             begun = folder.trace.exists()
-            experiment = build(_settings(folder, changes), check_start=not begun, **how)
+            experiment = build(_settings(folder, changes), **how)
             settings = experiment.settings
-            if begun or folder.provenance.exists():
-                noted = read_json(folder.provenance)
-                if not isinstance(noted.setdefault("resumed", []), list):
-                    raise RunFolderError(f"{folder.provenance}: resumed is not a list; restore it from a copy")
-                found = experiment.hashes | {"test_sha256": hash_of(experiment.run.test)}
-                if noted.get("settings_sha256") != found["settings_sha256"]:
-                    raise RunFolderError(f"{folder.config} was changed since the run began; {REMEDY}")
-                for key, what in (("data_sha256", "data are"), ("test_sha256", "test set is")):
-                    if noted.get(key) != found[key]:
-                        why = f"the {what} not what the run began with"
-                        raise RunFolderError(f"{folder.path}: {why}; put it back as it was")
             if not begun and (any(checkpoints.steps()) or isinstance(settings, PythonSettings)):
                 raise RunFolderError(f"{folder.trace} is missing; restore it from a copy, or sample into a new folder")
         if not begun:
             self.log("resumed before the first record: beginning again")
             return self.begin(experiment)
         with hosts.together():
-            at, states, damage, *_ = _restore(folder, experiment, resuming=True)
-            self.notes += damage
+            noted = read_json(folder.provenance)
+            if not isinstance(noted.setdefault("resumed", []), list):
+                raise damaged(folder.provenance, "resumed is not a list")
+            at, states, *_ = _restore(folder, experiment, resuming=True)
             with RecordFile(folder.trace) as file:
                 trace, _ = file.read(max(0, at.records - 1), at.records)
         states = experiment.run.put(states)
@@ -280,8 +274,6 @@ class _Session:
             if not np.allclose(energies[~np.isnan(recorded)], recorded[~np.isnan(recorded)], rtol=1e-4):
                 why = f"U = {energies.flat[0]:.6g} where {recorded.flat[0]:.6g} was recorded"
                 raise RunFolderError(f"{folder.path}: the potential is not that of the run ({why}); pass the same one")
-        for line in self.notes:
-            self.log(line)
         if at.step < settings.num_steps:
             noted["resumed"].append(describe_session(self.command) | {"from_step": at.step})
             _in_first(write_text, folder.provenance, json.dumps(noted, indent=2))
@@ -325,8 +317,7 @@ class _Session:
         stopped = int((~np.isin(np.asarray(hosts.to_host(last.states.status)), HEALTHY)).sum())
         how = "interrupted" if interrupted else "ended"
         self.log(f"{how} at step {last.step} of {settings.num_steps} after {seconds:.1f} s of sampling")
-        ended = (last.step, settings.num_steps, interrupted, stopped, seconds)
-        return Outcome(self.folder.path, *ended, self.notes, at.step)
+        return Outcome(self.folder.path, last.step, settings.num_steps, interrupted, stopped, seconds, at.step)
 
 
 @contextmanager
@@ -334,60 +325,51 @@ def _session(
     folder: RunFolder, stop_asked: Callable[[], bool], *, new: bool = False, **options: Any
 ) -> Iterator[_Session]:
     """Make the folder if it is `new`, lock it, and log warnings."""
-    notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(disk_errors(folder))
         if new:
             _in_first(folder.make)
         with hosts.together():
-            if hosts.is_first() and (note := stack.enter_context(locked(folder))):
-                notes.append(note)
-        if hosts.is_first():
-            stack.enter_context(warnings.catch_warnings())
-            show = warnings.showwarning
+            if hosts.is_first():
+                stack.enter_context(warnings.catch_warnings())
+                warnings.showwarning = partial(_show_and_log, warnings.showwarning, folder)
+                stack.enter_context(locked(folder))
+        yield _Session(folder, lambda: hosts.any_process(stop_asked()), **options)
 
-            def show_and_log(message: Any, *details: Any, **more: Any) -> None:
-                folder.log(f"warning: {message}")
-                show(message, *details, **more)
 
-            warnings.showwarning = show_and_log
-        yield _Session(folder, notes, lambda: hosts.any_process(stop_asked()), **options)
+def _show_and_log(show: Callable[..., None], folder: RunFolder, message: Any, *details: Any, **more: Any) -> None:
+    folder.log(f"warning: {message}")
+    show(message, *details, **more)
 
 
 def _restore(
     folder: RunFolder, experiment: Experiment, num_records: int | None = None, *, resuming: bool = False
-) -> tuple[Checkpoint, Any, list[str], Header, dict[str, np.ndarray], list[np.ndarray]]:
-    """Return the newest valid checkpoint, its states, notes on damage, and all valid records and kept weights.
+) -> tuple[Checkpoint, Any, Header, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the newest valid checkpoint, its states, and all valid records and kept weights; warn of damage.
 
     A damaged record before the checkpoint is an error. A run that is resumed goes back to a checkpoint before the
     damage instead; its records are checked and not returned. With `num_records`, only these records count.
     """
     checkpoints, notes, error = Checkpoints(folder.checkpoints), list[str](), "there is none"
     steps = checkpoints.steps()  # before the records, since a run writes them before
-    shapes = experiment.run.abstract_states(experiment.weights_shape)
-    wanted = headers(experiment, shapes)
-    # Without the test set and own observables, the trace of a run that Python started may have more fields.
-    expected = None if isinstance(experiment.settings, PythonSettings) and not resuming else wanted[0]
-    with RecordFile(folder.trace, expected) as trace, RecordFile(folder.weights, wanted[1]) as kept:
-        if trace.header.about.get("run") != experiment.hashes:
-            raise RunFolderError(f"{folder.config} or the data were changed since the run began; {REMEDY}")
+    with RecordFile(folder.trace) as trace, RecordFile(folder.weights) as kept:
+        shapes = _check_headers(experiment, trace, kept, resuming)
         values, records = trace.read(0, 0 if resuming else num_records)
         draws, num_kept = kept.read(0, 0 if resuming else None)
         if resuming:
             records, num_kept = trace.num_valid(), kept.num_valid()
-    files = ((trace, records), (kept, num_kept)) if num_records is None else ()
 
     def damage(*needed: int) -> list[str]:
         """Return the first bad record of every file in which one of the records that are needed is bad."""
         found = []
-        for (file, valid), number in zip(files, needed, strict=False):
+        for file, valid, number in zip((trace, kept), (records, num_kept), needed, strict=True):
             why = "its checksum is wrong" if valid < file.recorded else f"the file ends there, before record {number}"
             found += [f"{file.path}: record {valid} is damaged ({why})"] if valid < number else []
-        return found
+        return found if num_records is None else []
 
     for step in reversed(steps):
         try:
-            at, states = checkpoints.restore(step, shapes, experiment.hashes)
+            at, states = checkpoints.restore(step, shapes, trace.header.run)
         except RunFolderError as failure:
             error = str(failure).partition("; ")[0]
         else:
@@ -401,11 +383,30 @@ def _restore(
         remedy = "restore the folder from a copy, or sample again into a new one"
         raise RunFolderError(f"{folder.checkpoints} has no valid checkpoint ({error}); {remedy}")
     notes += damage(trace.recorded, kept.recorded)
-    if num_records is not None:
-        last = values["step"][-1] if records else 0
-        draws = {name: array[: np.searchsorted(draws["step"], last, "right")] for name, array in draws.items()}
-    tensors = [np.moveaxis(draws[name], 0, 2) for name, *_ in wanted[1].fields[1:]] if len(draws["step"]) else []
-    return at, states, notes, trace.header, values, tensors
+    last = max(values["step"], default=0) if num_records is None else 0
+    if not notes and at.step < last:
+        why = f"the newest checkpoint is at step {at.step}, before the last record at step {last}"
+        notes = [f"{folder.path}: {why}: weights and states of the result are those of the checkpoint"]
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    return at, states, trace.header, values, draws
+
+
+def _check_headers(experiment: Experiment, trace: RecordFile, kept: RecordFile, resuming: bool) -> Any:
+    """Raise unless files of records are of this run; return shapes and types of its states."""
+    # To load a run that Python started, its test set and own observables need not be given again.
+    is_partial = isinstance(experiment.settings, PythonSettings) and not resuming
+    hashed = {"settings_sha256": "config.toml is", "data_sha256": "the data are", "test_sha256": "the test set is"}
+    for key, what in hashed.items():
+        found = {file.header.run.get(key) for file in (trace, kept)}
+        if found != {experiment.hashes[key]} and not (is_partial and key == "test_sha256"):
+            raise RunFolderError(f"{trace.path.parent}: {what} not what the run began with; {REMEDY}")
+    shapes = experiment.run.abstract_states(experiment.weights_shape)
+    for file, expected in zip((trace, kept), headers(experiment, shapes), strict=True):
+        is_same = (file.header.fields, file.header.about) == (expected.fields, expected.about)
+        if not is_same and not (is_partial and file is trace):
+            raise damaged(file.path, "its fields are not those of the run")
+    return shapes
 
 
 def _settings(folder: RunFolder, changes: Sequence[str] = ()) -> Any:

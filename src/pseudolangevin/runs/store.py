@@ -4,7 +4,7 @@ A file of records is a line of JSON, the header, a line with its SHA-256, and th
 its arrays, one after the other, and a checksum of the header, the number of the record and the arrays. So a damaged,
 moved or foreign record is found, and the records before it can be read. A checkpoint is a file of one record.
 
-Records are appended about once a second. A checkpoint follows now and then, when all records before it are on disk. At
+A checkpoint follows the records now and then, when all records before it are on disk. At
 whatever moment a process or the machine ends, the newest checkpoint and the records up to it are complete. A run
 continues from there; the records after it are computed again, with the same bits.
 """
@@ -21,7 +21,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .build import Experiment
 
 CHECKSUM = 16  # bytes of the SHA-256 that follow a record
-BUFFER = 1 << 26  # bytes that wait in memory to be written, or a single record
+BUFFER = 1 << 26  # bytes of records that are checked at a time, or a single record
 MAX_SHARE = 0.01  # of the time of a run for checkpoints: slow ones become rarer
 
 Size = Annotated[int, Field(ge=0, lt=2**48)]
@@ -51,17 +51,18 @@ Type = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|b?float(16|32|64)
 
 
 class Header(BaseModel):
-    """The fields of every record, each with its type and shape, and attributes that describe them."""
+    """The hashes of the run, the type and shape of every field of a record, and attributes that describe them."""
 
-    format: Literal["pseudolangevin records 1"] = "pseudolangevin records 1"
+    format: Literal["pseudolangevin records 2"] = "pseudolangevin records 2"
+    run: dict[str, str]
     fields: tuple[tuple[str, Type, tuple[Size, ...]], ...]
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, arrays: Iterable[tuple[str, Any]], about: dict[str, Any]) -> Header:
+    def of(cls, run: dict[str, str], arrays: Iterable[tuple[str, Any]], **about: Any) -> Header:
         """Return the header of records like these arrays, or their shapes and types."""
         fields = tuple((name, np.dtype(a.dtype).name, tuple(a.shape)) for name, a in arrays)
-        return cls(fields=fields, about=about)
+        return cls(run=run, fields=fields, about=about)
 
     @classmethod
     def read(cls, path: Path, stream: BinaryIO) -> Header:
@@ -84,7 +85,7 @@ class Header(BaseModel):
     def _hasher(self) -> Any:
         return hashlib.sha256(self.lines)
 
-    def hasher(self, index: int) -> Any:
+    def _begin(self, index: int) -> Any:
         """Return the checksum of a record before its arrays."""
         hasher = self._hasher.copy()
         hasher.update(index.to_bytes(8, "little"))
@@ -92,36 +93,38 @@ class Header(BaseModel):
 
     def write(self, stream: BinaryIO, index: int, arrays: Mapping[str, Any]) -> None:
         """Write one record."""
-        hasher = self.hasher(index)
+        hasher = self._begin(index)
         for name, dtype, shape in self.fields:
             part = np.ascontiguousarray(arrays[name], dtype).reshape(shape).reshape(-1).view(np.uint8).data
             hasher.update(part)
             stream.write(part)
         stream.write(hasher.digest()[:CHECKSUM])
 
+    def is_valid(self, index: int, record: memoryview) -> bool:
+        """Return whether the checksum of a record is right."""
+        hasher = self._begin(index)
+        hasher.update(record[:-CHECKSUM])
+        return hasher.digest()[:CHECKSUM] == record[-CHECKSUM:]
+
 
 class RecordFile(AbstractContextManager["RecordFile"]):
     """A file of records, to read or to extend."""
 
-    def __init__(self, path: Path, header: Header | None = None, *, writable: bool = False) -> None:
-        """Open a file; raise if it is not there, damaged, or has another header than the given one."""
+    def __init__(self, path: Path, *, writable: bool = False) -> None:
+        """Open a file; raise if it is not there or damaged."""
         self.path = path
         try:
             self._stream: Any = os.fdopen(open_own(path, os.O_RDWR if writable else os.O_RDONLY), "rb")
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from None
-        with ExitStack() as stack:
-            stack.enter_context(self)
+        try:
             self.header = Header.read(path, self._stream)
-            if header is not None and self.header.lines != header.lines:
-                pairs = itertools.zip_longest(self.header.fields, header.fields)
-                differ = [f"{one}, where config.toml requires {other}" for one, other in pairs if one != other]
-                why = differ[0] if differ else "other settings or data"
-                raise RunFolderError(f"{path} does not fit the run: it has {why}; restore both from a copy")
-            stack.pop_all()
+        except RunFolderError:
+            self._stream.close()
+            raise
         sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in self.header.fields]
         self._start, self._ends = len(self.header.lines), list(itertools.accumulate(sizes, initial=0))
-        self._length, self._pending, self._num_pending = self._ends[-1] + CHECKSUM, io.BytesIO(), 0
+        self._length = self._ends[-1] + CHECKSUM
         self.recorded = max(0, os.fstat(self._stream.fileno()).st_size - self._start) // self._length
 
     @staticmethod
@@ -141,33 +144,28 @@ class RecordFile(AbstractContextManager["RecordFile"]):
         self.recorded = recorded
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Take one record; it is in the file after `flush`."""
-        self.header.write(self._pending, self.recorded + self._num_pending, record)
-        self._num_pending += 1
-        if self._pending.tell() > BUFFER:
-            self.flush()
+        """Write one record after the others."""
+        content, end = io.BytesIO(), self._start + self.recorded * self._length
+        self.header.write(content, self.recorded, record)
+        left = content.getbuffer()
+        while left:  # a disk that is nearly full takes a part
+            done = os.pwrite(self._stream.fileno(), left, end)
+            left, end = left[done:], end + done
+        self.recorded += 1
 
-    def flush(self, *, durable: bool = False) -> None:
-        """Write the records that were taken; with `durable`, wait until they are on disk. Raise if the file is gone."""
+    def sync(self) -> None:
+        """Wait until all records are on disk; raise if the file is gone."""
         if not os.path.samestat(os.fstat(self._stream.fileno()), os.lstat(self.path)):
             raise RunFolderError(f"{self.path} was replaced while the run wrote to it; put it back, then resume")
-        end, done, content = self._start + self.recorded * self._length, 0, self._pending.getvalue()
-        while done < len(content):  # a disk that is nearly full takes a part
-            done += os.pwrite(self._stream.fileno(), memoryview(content)[done:], end + done)
-        self.recorded, self._num_pending, self._pending = self.recorded + self._num_pending, 0, io.BytesIO()
-        if durable:
-            os.fsync(self._stream.fileno())
+        os.fsync(self._stream.fileno())
 
     def read(self, first: int = 0, stop: int | None = None) -> tuple[dict[str, np.ndarray], int]:
-        """Return the fields of the records from `first` to `stop`, (record, ...), and the number of the first bad one.
-
-        The arrays end before it; if there is none, it is `stop`.
-        """
+        """Return the fields of the valid records from `first` to `stop`, and the number where they end."""
         stop = self.recorded if stop is None else min(stop, self.recorded)
         raw = np.zeros((max(0, stop - first), self._length), np.uint8)
         self._stream.seek(self._start + first * self._length)
         found = self._stream.readinto(raw.data) // self._length  # fewer if the file was cut meanwhile
-        raw = raw[: next((n for n in range(found) if not self._is_valid(first + n, raw[n].data)), found)]
+        raw = raw[: next((n for n in range(found) if not self.header.is_valid(first + n, raw[n].data)), found)]
         parts = zip(self.header.fields, itertools.pairwise(self._ends), strict=True)
         fields = {name: raw[:, low:high].view(d).reshape(len(raw), *shape) for (name, d, shape), (low, high) in parts}
         return fields, first + len(raw)
@@ -180,11 +178,6 @@ class RecordFile(AbstractContextManager["RecordFile"]):
             if (valid := self.read(valid, stop)[1]) < stop:
                 break
         return valid
-
-    def _is_valid(self, index: int, record: memoryview) -> bool:
-        hasher = self.header.hasher(index)
-        hasher.update(record[:-CHECKSUM])
-        return hasher.digest()[:CHECKSUM] == record[-CHECKSUM:]
 
 
 @dataclass(frozen=True)
@@ -213,22 +206,21 @@ class Checkpoints:
         """Return the path of a checkpoint."""
         return self.path / f"{step:010d}.checkpoint"
 
-    def save(self, at: Checkpoint, states: Any, run: Mapping[str, str]) -> None:
+    def save(self, at: Checkpoint, states: Any, run: dict[str, str]) -> None:
         """Write a checkpoint of the run with these hashes, then remove the oldest ones."""
         arrays = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in numbered(states)}
-        about = {"at": asdict(at), "prng": str(jax.random.key_impl(states.key)), "run": dict(run)}
-        RecordFile.create(self.file(at.step), Header.of(arrays.items(), about), arrays)
+        header = Header.of(run, arrays.items(), at=asdict(at), prng=str(jax.random.key_impl(states.key)))
+        RecordFile.create(self.file(at.step), header, arrays)
         for step in self.steps()[: -self.keep]:
             _remove(self.file(step))
 
-    def restore(self, step: int, like: Any, run: Mapping[str, str]) -> tuple[Checkpoint, Any]:
+    def restore(self, step: int, like: Any, run: dict[str, str]) -> tuple[Checkpoint, Any]:
         """Return a checkpoint with its states in the structure of `like`; raise if it is damaged or of another run."""
         path, leaves = self.file(step), []
         try:
             with RecordFile(path) as file:
-                about = file.header.about
-                arrays, bad = file.read(0, 1)
-            if bad != 1 or about.get("run") != run:
+                about, (arrays, bad) = file.header.about, file.read(0, 1)
+            if bad != 1 or file.header.run != run:
                 raise ValueError("its checksum is wrong" if bad != 1 else "it is of a run with other settings or data")
             for name, leaf in numbered(like):  # on the host: the placement decides which device gets which part
                 value: Any = arrays[name][0] if name in arrays else np.zeros(0)
@@ -265,16 +257,17 @@ def _is_key(leaf: Any) -> bool:
 
 def headers(experiment: Experiment, states: Any) -> tuple[Header, Header]:
     """Return the headers of the trace and of the kept weights; `states` are those of the chains, or their shapes."""
-    run, about = experiment.run, {"run": experiment.hashes}
-    dtype, empty = experiment.settings.recording.weights_dtype, run.trace(states, [], 1)
+    run, empty = experiment.run, experiment.run.trace(states, [], 1)
     variables = {str(name): array for name, array in empty.data_vars.items()}
     fields = [(name, jax.ShapeDtypeStruct((*a.shape[:2], *a.shape[3:]), a.dtype)) for name, a in variables.items()]
-    labels: dict[str, Any] = about | {"observed_examples": run.observed.num_examples}
+    labels: dict[str, Any] = {"observed_examples": run.observed.num_examples}
     labels["variables"] = {name: [list(array.dims), array.attrs] for name, array in variables.items()}
     labels["coords"] = {str(c): a.values.tolist() for c, a in empty.coords.items() if c not in ("draw", "step")}
+    dtype = experiment.settings.recording.weights_dtype
     kept = [(n, jax.ShapeDtypeStruct((*run.shape, *w.shape[1:]), dtype)) for n, w in numbered(states.weights)]
     step, seconds = ("step", np.int64()), ("seconds", np.float64())
-    return Header.of([step, seconds, *fields], labels), Header.of([step, *kept], about)
+    hashes = experiment.hashes
+    return Header.of(hashes, [step, seconds, *fields], **labels), Header.of(hashes, [step, *kept])
 
 
 class Writer:
@@ -285,12 +278,12 @@ class Writer:
         self._at, self._experiment, self._recording = at, experiment, experiment.settings.recording
         self._checkpoints = Checkpoints(folder.checkpoints, self._recording.keep_checkpoints)
         with ExitStack() as stack:
-            files = [stack.enter_context(RecordFile(file, writable=True)) for file in (folder.trace, folder.weights)]
-            self._trace, self._weights = files
+            self._trace = stack.enter_context(RecordFile(folder.trace, writable=True))
+            self._weights = stack.enter_context(RecordFile(folder.weights, writable=True))
             self._trace.truncate(at.records)
             self._weights.truncate(at.kept)
-            stack.pop_all()
-        self._began = self._flushed = time.monotonic()
+            self.close = stack.pop_all().close
+        self._began = time.monotonic()
         self._next_checkpoint, self.saved_step = self._began + self._recording.checkpoint_seconds, at.step
 
     @staticmethod
@@ -317,34 +310,21 @@ class Writer:
         return time.monotonic() >= self._next_checkpoint if every is None else step % every == 0
 
     def add(self, record: Record, kept: Weights | None) -> None:
-        """Take a record, and weights to keep; they are in the files after at most a second or so."""
+        """Write a record, and weights to keep."""
         values = {name: self._experiment.run.split(value) for name, value in record.observables.items()}  # type: ignore[union-attr]
         self._trace.append(values | {"step": record.step, "seconds": self.seconds})
         if kept is not None:
             self._weights.append(dict(numbered(kept)) | {"step": record.step})
-        if time.monotonic() >= self._flushed + 1:
-            self.flush()
-
-    def flush(self, *, durable: bool = False) -> None:
-        """Write all records."""
-        self._trace.flush(durable=durable)
-        self._weights.flush(durable=durable)
-        self._flushed = time.monotonic()
 
     def checkpoint(self, step: int, states: Any) -> None:
-        """Write all records, wait until they are on disk, then write the states."""
+        """Wait until all records are on disk, then write the states."""
         began = time.monotonic()
-        self.flush(durable=True)
+        self._trace.sync()
+        self._weights.sync()
         at = Checkpoint(step, self._trace.recorded, self._weights.recorded, self.seconds)
         self._checkpoints.save(at, states, self._experiment.hashes)
         self.saved_step, ended = step, time.monotonic()
         self._next_checkpoint = ended + max(self._recording.checkpoint_seconds, (ended - began) / MAX_SHARE)
-
-    def close(self) -> None:
-        """Write what can still be written, and close the files."""
-        for file in (self._trace, self._weights):
-            with suppress(OSError, RunFolderError), file:
-                file.flush()
 
 
 def to_dataset(header: Header, values: Mapping[str, np.ndarray]) -> xr.Dataset:
