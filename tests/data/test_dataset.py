@@ -61,7 +61,7 @@ def test_a_data_set_is_a_pytree():
 @pytest.mark.parametrize("name", ["draw", "exact_sums", "segment"])
 def test_the_data_are_arguments_of_compiled_functions_and_not_constants(small_task, name):
     potential, weights = small_task.potential, small_task.weights
-    sampler = pl.pseudo_langevin(potential, small_task.train, batch_size=16, variance_block=2)
+    sampler = pl.pseudo_langevin(potential, small_task.train, batch_size=16)
     functions = {
         "draw": lambda s: minibatch_gradient(potential, weights, s.dataset.draw(jax.random.key(0), 16)),
         "exact_sums": lambda s: exact_sums(potential, weights, s.dataset, 128).gradient,

@@ -20,8 +20,6 @@ def stored(kind: str, array: Any, path: Path) -> Any:
     array = np.asarray(array)
     if kind == "memory":
         return array
-    if kind == "signs":
-        return pl.Signs.of(array)
     if kind == "file":
         np.save(path, array)
         return np.load(path.with_suffix(".npy"), mmap_mode="r")
@@ -57,7 +55,7 @@ def on_device(linear_task: SmallTask) -> dict[str, pl.Result]:
 @pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize(
     ("kinds", "name"),
-    [(("signs", "memory"), "pseudo_langevin"), (("zarr", "file"), "pseudo_langevin"), (("memory", "memory"), "adam")],
+    [(("memory", "memory"), "pseudo_langevin"), (("zarr", "file"), "pseudo_langevin"), (("memory", "memory"), "adam")],
 )
 def test_chains_are_those_of_data_on_the_device(
     linear_task: SmallTask, on_device: dict, tmp_path: Path, kinds: tuple[str, str], name: str
@@ -69,33 +67,6 @@ def test_chains_are_those_of_data_on_the_device(
     # Two programs may differ in the order of a sum.
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result.weights, reference.weights)
     np.testing.assert_allclose(result.trace.loss, reference.trace.loss, rtol=1e-5)
-
-
-@pytest.mark.parametrize("num_components", [5, 16, 20])
-def test_signs_are_unpacked_to_their_values(num_components: int) -> None:
-    inputs = np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (30, num_components))
-    dataset = pl.StreamedDataset(pl.Signs.of(inputs), np.arange(30))
-    assert dataset.inputs.bits.nbytes == 30 * -(-num_components // 8)
-    assert dataset.bytes_per_example == -(-num_components // 8) + 4
-    indices = np.array([[29, 0], [5, 29]])
-    np.testing.assert_array_equal(jax.jit(dataset.take)(indices)[0], inputs[indices])
-    np.testing.assert_array_equal(dataset.decode(dataset.fetch(indices))[0], inputs[indices])
-    np.testing.assert_array_equal(dataset.head(7).inputs, inputs[:7])
-    np.testing.assert_array_equal(dataset.inputs[3], inputs[3])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: pl.Signs.of(np.array([[1, 0]])), r"other values than \+1 and −1"),
-        (lambda: pl.Signs.of(np.ones(3)), r"\(3,\); signs are packed from"),
-        (lambda: pl.Signs(np.zeros((4, 2), np.uint8), 20), r"shape \(4, 2\).*20 components need uint8 of shape .*3\)"),
-        (lambda: pl.Signs(np.zeros((4, 3), np.int8), 20), "dtype int8"),
-    ],
-)
-def test_bits_that_are_not_signs_are_rejected(make, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_exact_samplers_fetch_data_as_needed(linear_task: SmallTask) -> None:

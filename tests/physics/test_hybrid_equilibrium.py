@@ -153,9 +153,7 @@ def test_hmc_agrees_with_blackjax(network, reference):
 def test_hmc_agrees_with_pseudo_langevin(network, reference):
     """The bias of the loss, 0.7·𝒯 on this task, is below the standard error at 𝒯 = 0.002. pL starts where hMC ended."""
     potential, train, _ = network
-    sampler = pl.pseudo_langevin(
-        potential, train, batch_size=100, temperature_ratio=0.002, refresh_every=2_000, variance_max_batches=300
-    )
+    sampler = pl.pseudo_langevin(potential, train, batch_size=100, temperature_ratio=0.002, refresh_every=2_000)
     with optimized_steps():
         trace = pl.sample(
             sampler, reference.weights, temperatures=[TEMPERATURE], num_chains=NUM_CHAINS,

@@ -22,8 +22,6 @@ OPTIONS: dict[str, Any] = {
     "refresh_every": 100,
     "max_refresh_interval": 300,
     "refresh_tolerance": 0.3,
-    "variance_block": 100,
-    "variance_max_batches": 200,
 }
 
 

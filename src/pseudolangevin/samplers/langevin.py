@@ -194,12 +194,9 @@ class MinibatchLangevin(Langevin):
         max_refresh_interval: longest interval between measurements of 𝒱, in steps.
         refresh_tolerance: measurements agree if the root of the mean 𝒱 of every tensor changed by at most this share.
         variance_from: source of 𝒱: "examples", the gradients of single examples in one pass, or "minibatches", as in
-            the paper; "auto" is "examples", with fewer of them unless the network is feed-forward.
+            the paper: 100 to 1 000 of them, until another 100 change no component's standard deviation by 10 %.
         variance_examples: number of examples that the pass visits, all of them if there are fewer; default: 100 000 or
-            20 batches, whichever is more, and 2 048 for "auto" and a network that is not feed-forward.
-        variance_block: mini-batches per block when 𝒱 is measured from mini-batches.
-        variance_max_batches: largest number of mini-batches for one measurement.
-        variance_tolerance: 𝒱 has converged when another block changes no component's standard deviation by more.
+            20 batches, whichever is more, and 2 048 for a network that is not feed-forward.
         precision: precision of the matrix products in mini-batch gradients; None is the device's default, and on an
             NVIDIA GPU, for feed-forward classifiers of spins or bytes, kernels with bfloat16 factors.
     """
@@ -208,11 +205,8 @@ class MinibatchLangevin(Langevin):
     refresh_every: Count = 5_000
     max_refresh_interval: Count = 50_000
     refresh_tolerance: Positive = 0.1
-    variance_from: Literal["auto", "examples", "minibatches"] = "auto"
+    variance_from: Literal["examples", "minibatches"] = "examples"
     variance_examples: Several | None = None
-    variance_block: Several = 100
-    variance_max_batches: Several = 1_000
-    variance_tolerance: Positive = 0.1
     precision: str | None = None
     warmup_refreshes: ClassVar[int] = 0
     default_share: ClassVar[float] = 0.01  # of the data set, for the batch size
@@ -222,7 +216,6 @@ class MinibatchLangevin(Langevin):
         super().__post_init__()
         self.complete_batch_size(self.default_share, 2, "full_batch_langevin")
         trees.check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
-        trees.check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
         first = max(1, self.refresh_every >> self.warmup_refreshes)
@@ -234,15 +227,9 @@ class MinibatchLangevin(Langevin):
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         batch_size = self.batch_size or 0
         if self.variance_from == "minibatches":
-            return masses.variance_from_minibatches(
-                lambda draw_key: self.gradient(weights, self.dataset.draw(draw_key, batch_size)),
-                key,
-                weights,
-                block_size=self.variance_block,
-                max_batches=self.variance_max_batches,
-                tolerance=self.variance_tolerance,
-            )[0]
-        cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
+            draw = self.dataset.draw
+            return masses.variance_from_minibatches(lambda k: self.gradient(weights, draw(k, batch_size)), key, weights)
+        cheap = self.potential.gradient_moments is not None
         num = self.variance_examples or (max(100_000, 20 * batch_size) if cheap else 2_048)
         sizes = {"batch_size": batch_size, "num_examples": num}
         return masses.variance_from_examples(self.potential, key, weights, self.dataset, **sizes)
@@ -351,11 +338,6 @@ class NoiseMassLangevin(MinibatchLangevin):
             why = f"is below temperature_ratio = {self.temperature_ratio:g}: every mass would be raised at once"
             remedy = "raise the first or lower the second"
             raise ValueError(f"max_temperature_ratio = {self.ratio_limit:g} {why}; {remedy}")
-        if self.mass_floor == 0 and not self.potential.regularizes_every_weight:
-            remedy = "keep mass_floor at 0.01 or give the potential a weight_decay"
-            raise ValueError(
-                f"mass_floor = 0 with weight_decay = 0 leaves weights without noise without a mass; {remedy}"
-            )
 
     @property
     def ratio_limit(self) -> float:
