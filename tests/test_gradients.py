@@ -21,7 +21,7 @@ def exact(values: np.ndarray) -> float:
     return math.fsum(values.astype(np.float64).ravel())
 
 
-@pytest.mark.parametrize("chunk_size", [1, 333, 4096])
+@pytest.mark.parametrize("chunk_size", [333, 4096])
 def test_exact_sums_do_not_depend_on_the_chunk_size(small_task, chunk_size):
     potential, weights, batch = small_task.potential, small_task.weights, small_task.train.batch
     sums = jax.jit(lambda w, data: exact_sums(potential, w, data, chunk_size))(weights, small_task.train)
@@ -66,7 +66,7 @@ def test_losses_and_errors_are_summed_as_in_float64():
     assert value(sums.loss) == pytest.approx(losses.astype(np.float64).mean() * rounded, rel=1e-11)
     assert float(sums.error) == pytest.approx(np.mean(np.asarray(dataset.targets)), rel=1e-6)
     means = gradients.exact_means(quantities, jnp.ones(()), dataset, 999)
-    assert value(means[0]) == pytest.approx(value(sums.loss), rel=1e-11)
+    assert value(means[0]) == pytest.approx(value(sums.loss), rel=1e-12)
     assert value(means[1]) == pytest.approx(float(sums.error), rel=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_compensated_sums_are_as_good_as_float64(num):
         total = gradients.total(values)
         chains = jax.vmap(gradients.total)(jnp.stack([values, 2 * values]))
         last = jax.tree.map(lambda pair: pair[1], chains)
-        return total, gradients.total_of_squares(values), gradients.scale(total, 1 / num), last
+        return total, gradients.total(gradients.product(values, values)), gradients.scale(total, 1 / num), last
 
     squares, factor = math.fsum(values.astype(np.float64) ** 2), float(np.float32(1 / num))
     expected = [exact(values), squares, exact(values) * factor, 2 * exact(values)]

@@ -60,7 +60,6 @@ def test_ratios_are_nominal_after_the_start(small_task, started):
     assert free.mean() > 0.5
     np.testing.assert_allclose(ratios[free], RATIO, rtol=1e-5)
     assert (ratios[~free] < RATIO).all()
-    assert float(state.peak_ratio) == pytest.approx(RATIO, rel=1e-5)
     assert int(state.status) == pl.Status.RUNNING
 
 
@@ -104,7 +103,6 @@ def test_masses_that_are_too_light_are_raised_and_their_momenta_redrawn(small_ta
         assert (old[too_light] != new[too_light]).all()
     np.testing.assert_array_equal(trees.ravel(before.weights), trees.ravel(after.weights))
     assert float(after.raised_share) == pytest.approx(too_light.mean())
-    assert float(after.peak_ratio) == pytest.approx(old_ratios.max(), rel=1e-5)
     assert int(after.num_resets) == 0
 
 

@@ -19,7 +19,7 @@ from jax import lax
 from .. import _trees as trees
 from .. import integrator, masses
 from .._trees import Array, Batch, Key, Stream, Weights
-from ..gradients import Sum, difference, exact_energy, sum_of_squares
+from ..gradients import Sum, difference, exact_energy, product, total
 from .base import Count, ExactGradient, Natural, Positive
 
 Acceptance: TypeAlias = Annotated[
@@ -135,7 +135,9 @@ class HybridMonteCarlo(ExactGradient):
 
     def _twice_reduced_kinetic_energy(self, state: HybridState, momentum: Weights) -> Sum:
         """Return Σ p²/(M·T), a compensated sum of about N."""
-        return sum_of_squares(jax.tree.map(lambda p, m: p / jnp.sqrt(m * state.temperature), momentum, state.masses))
+        reduced = jax.tree.map(lambda p, m: p / jnp.sqrt(m * state.temperature), momentum, state.masses)
+        flat = trees.ravel(reduced)
+        return total(product(flat, flat))
 
     def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
         """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""

@@ -47,7 +47,6 @@ class LangevinState(NamedTuple):
     gradient_variance: Weights  # current 𝒱, which the injected noise is reduced by; the mean of each group of masses
     last_refresh: Array  # step of the last measurement of 𝒱
     next_refresh: Array  # step of the next measurement of 𝒱
-    peak_ratio: Array  # largest 𝒯_i found by the last refresh, before masses were raised
     raised_share: Array  # share of the masses that the last refresh raised
     num_refreshes: Array
     num_resets: Array
@@ -93,21 +92,18 @@ class Langevin(Sampler):
         common = self.beginning(key, weights, temperature)
         variance_key, momentum_key = jax.random.split(trees.key_for(key, Stream.INIT, 0))
         measured = self.measure_variance(variance_key, weights)
-        current = masses.by_group(jnp.mean, measured, self.masses_per)
         counts = ("last_refresh", "next_refresh", "num_refreshes", "num_resets", "warmup_end")
         state = LangevinState(
             half_step_momentum=weights,
             masses=self.initial_masses(measured, weights, common["temperature"]),
-            gradient_variance=current,
-            peak_ratio=common["temperature"],
+            gradient_variance=masses.by_group(jnp.mean, measured, self.masses_per),
             raised_share=jnp.zeros(()),
             friction_gain=jnp.ones(()),
             friction_load=jnp.zeros(()),
             **common,
             **{name: jnp.zeros((), jnp.int32) for name in counts},
         )
-        momentum, ratios = self.draw_momentum(momentum_key, state), self.temperature_ratios(state, current)
-        return state._replace(half_step_momentum=momentum, peak_ratio=trees.largest(ratios))
+        return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
 
     def step(self, state: LangevinState, batch: Batch | None) -> LangevinState:
         weights, momentum = integrator.step(
@@ -227,8 +223,11 @@ class MinibatchLangevin(Langevin):
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         batch_size = self.batch_size or 0
         if self.variance_from == "minibatches":
-            draw = self.dataset.draw
-            return masses.variance_from_minibatches(lambda k: self.gradient(weights, draw(k, batch_size)), key, weights)
+
+            def gradient(key: Key) -> Weights:
+                return self.gradient(weights, self.dataset.draw(key, batch_size))
+
+            return masses.variance_from_minibatches(gradient, key, weights)[0]
         cheap = self.potential.gradient_moments is not None
         num = self.variance_examples or (max(100_000, 20 * batch_size) if cheap else 2_048)
         sizes = {"batch_size": batch_size, "num_examples": num}
@@ -259,7 +258,6 @@ class MinibatchLangevin(Langevin):
         return found | {
             "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
             "max_temperature_ratio": trees.largest(ratios),
-            "peak_temperature_ratio": state.peak_ratio,
             "gradient_variance": trees.by_layer(trees.mean, per_weight),
             "raised_share": state.raised_share,
             "refresh_interval": state.next_refresh - state.last_refresh,
@@ -287,9 +285,9 @@ class NaivePseudoLangevin(MinibatchLangevin):
         return jax.tree.map(lambda w: jnp.full_like(w, self.mass), weights)
 
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
-        return (
-            super().measure_variance(key, weights) if self.subtract_variance else jax.tree.map(jnp.zeros_like, weights)
-        )
+        if not self.subtract_variance:
+            return jax.tree.map(jnp.zeros_like, weights)
+        return super().measure_variance(key, weights)
 
     @property
     def refreshes(self) -> bool:
@@ -297,8 +295,7 @@ class NaivePseudoLangevin(MinibatchLangevin):
 
     def refresh(self, state: LangevinState) -> LangevinState:
         key = jax.random.split(trees.key_for(state.key, Stream.REFRESH, state.step), 3)[0]
-        state = self.remeasure(state, self.measure_variance(key, state.weights))
-        return state._replace(peak_ratio=trees.largest(self.temperature_ratios(state, state.gradient_variance)))
+        return self.remeasure(state, self.measure_variance(key, state.weights))
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
         """Return also the share of the weights whose mini-batch noise alone exceeds the thermal noise.
@@ -370,7 +367,6 @@ class NoiseMassLangevin(MinibatchLangevin):
         excess = jax.tree.map(lambda r: r / self.ratio_limit, ratios)
         raised = state._replace(
             masses=jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess),
-            peak_ratio=trees.largest(ratios),
             raised_share=trees.mean(jax.tree.map(lambda x: (x > 1).astype(x.dtype), excess)),
         )
         return raised, excess
