@@ -135,7 +135,8 @@ def test_inputs_and_targets_may_be_pytrees():
 
     dataset = pl.Dataset(inputs, targets)
     weights = {"left": jnp.zeros(2), "right": jnp.zeros(3)}
-    sampler = pl.pseudo_langevin(pl.Potential(loss, weight_decay=1.0), dataset, batch_size=8)
+    potential = pl.Potential(loss, weight_decay=1.0)
+    sampler = pl.naive_pseudo_langevin(potential, dataset, batch_size=8, time_step=0.1, subtract_variance=False)
     result = pl.sample(sampler, weights, temperatures=[0.1], num_steps=20, record_every=10, key=0, chunk_size=16)
     by_hand = np.mean(loss(jax.tree.map(lambda w: np.asarray(w[0, 0]), result.weights), (inputs, targets)))
     assert float(result.trace.loss[0, 0, -1]) == pytest.approx(by_hand, rel=1e-5)
@@ -164,7 +165,7 @@ def test_the_energy_of_a_subset_is_that_of_the_full_network_up_to_a_constant(sma
 
 def test_a_subset_is_sampled_and_nothing_else_moves(small_task):
     part = pl.subset(small_task.potential, small_task.weights, "layer3.*")
-    sampler = pl.pseudo_langevin(part.potential, small_task.train, batch_size=50)
+    sampler = pl.full_batch_langevin(part.potential, small_task.train, time_step=0.1)
     result = pl.sample(sampler, part.weights, temperatures=[1e-2], num_steps=20, record_every=10, key=0)
     assert result.num_weights == 44
     assert result.weights["layer1"] == {"kernel": None, "bias": None}

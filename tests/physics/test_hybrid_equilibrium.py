@@ -48,7 +48,7 @@ def test_acceptance_on_a_gaussian_agrees_with_theory():
     starts = np.asarray(dataset.inputs).mean(axis=0) + temperature**0.5 * noise
     result = pl.sample(
         sampler, starts.astype(np.float32), temperatures=[temperature], num_chains=num_chains,
-        num_steps=150, record_every=1, key=0,
+        num_steps=60, record_every=1, key=0,
     )  # fmt: skip
     errors = result.trace["energy_error"].values[0]
     acceptance = result.trace["acceptance"].values[0, :, -1:]
@@ -66,14 +66,14 @@ def test_acceptance_on_a_gaussian_agrees_with_theory():
 
 def test_minibatch_hmc_samples_the_full_data_set_exactly():
     """The centre of a batch of 4 is half a thermal standard deviation away: only Metropolis corrects it."""
-    dimension, num_chains, temperature = 3, 64, 1.0
+    dimension, num_chains, temperature = 3, 256, 1.0
     potential, dataset = gaussian(dimension, num_examples=40)
     sampler = pl.minibatch_hybrid_monte_carlo(potential, dataset, batch_size=4, num_leapfrog_steps=3, time_step=0.4)
     result = pl.sample(
         sampler, np.zeros(dimension, np.float32), temperatures=[temperature], num_chains=num_chains,
-        num_steps=500, record_every=1, keep_weights_every=1, key=1,
+        num_steps=120, record_every=1, keep_weights_every=1, key=1,
     )  # fmt: skip
-    draws = np.asarray(result.samples)[0, :, 50:, :] - np.asarray(dataset.inputs, np.float64).mean(axis=0)
+    draws = np.asarray(result.samples)[0, :, 20:, :] - np.asarray(dataset.inputs, np.float64).mean(axis=0)
     assert 0.3 < float(result.trace["acceptance"][..., -1].mean()) < 0.9
     for component in range(dimension):
         for values, expected in [(draws[:, :, component], 0.0), (draws[:, :, component] ** 2, temperature)]:

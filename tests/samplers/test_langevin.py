@@ -11,7 +11,6 @@ import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin import integrator, masses
 
-# Far apart, so that the statistical error of 𝒱 from 200 mini-batches takes no ratio above the maximum.
 RATIO, MAX_RATIO, T = 0.02, 0.2, 1e-3
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,
@@ -162,17 +161,17 @@ COLD = 1e-7  # so cold that the mini-batch noise of many weights is hotter
 
 
 @pytest.mark.parametrize("subtract", [True, False])
-def test_naive_pseudo_langevin_keeps_its_mass_and_reports_noise_that_is_clipped(small_task, subtract, recwarn):
+def test_naive_pseudo_langevin_keeps_its_mass_and_reports_noise_that_is_clipped(linear_task, subtract, recwarn):
     sampler = pl.naive_pseudo_langevin(
-        small_task.potential,
-        small_task.train,
+        linear_task.potential,
+        linear_task.train,
         time_step=0.01,
         mass=3.0,
         batch_size=16,
         subtract_variance=subtract,
         refresh_every=20,
     )
-    result = pl.sample(sampler, small_task.weights, temperatures=[T, COLD], num_steps=40, record_every=20, key=0)
+    result = pl.sample(sampler, linear_task.weights, temperatures=[T, COLD], num_steps=40, record_every=20, key=0)
     np.testing.assert_array_equal(trees.ravel(result.states.masses), 3.0)
     assert (float(trees.squared_norm(result.states.gradient_variance)) > 0) is subtract
     assert np.isfinite(result.trace.loss).all()
@@ -192,17 +191,10 @@ def test_the_mass_of_a_group_is_that_of_its_noisiest_weight(small_task, started)
     """A chain with one mass for each row is in `tests/fixtures`."""
     groups: Any = {"row": (1, 10), "tensor": (1, 1)}
     for granularity, shape in groups.items():
-        sampler = make(small_task, masses_per=granularity, refresh_every=50, reset_probability=0.5)
-        state = start(sampler, small_task.weights)
+        state = start(make(small_task, masses_per=granularity), small_task.weights)
         largest = masses.by_group(jnp.max, started[1].masses, granularity)
         np.testing.assert_allclose(trees.ravel(state.masses), trees.ravel(largest), rtol=1e-5)
         assert state.masses["layer1"]["kernel"].shape == shape
-    result = pl.sample(
-        sampler, small_task.weights, temperatures=[T], num_chains=2, num_steps=100, record_every=50, key=0
-    )
-    assert np.isfinite(result.trace.loss).all()
-    assert result.states.masses["layer1"]["kernel"].shape == (2, *shape)
-    assert result.weights["layer1"]["kernel"].shape == (1, 2, 20, 10)
 
 
 def test_a_loss_without_noise_is_not_sampled():
