@@ -39,11 +39,11 @@ def predicted_acceptance(cold, hot):
 
 @pytest.mark.parametrize(("sampler", "steps"), [(HYBRID, 10), (BALANCED, 40)], ids=["hybrid", "balanced"])
 def test_replicas_cross_a_barrier_and_keep_the_distributions(sampler, steps):
-    sign = jnp.where(jnp.arange(16) % 2 == 0, 1.0, -1.0)  # half of the chains in each well
+    sign = jnp.where(jnp.arange(32) % 2 == 0, 1.0, -1.0)  # half of the chains in each well
     arguments = {
         "temperatures": TEMPERATURES,
-        "num_chains": 16,
-        "num_steps": 250 * steps,
+        "num_chains": 32,
+        "num_steps": 125 * steps,
         "record_every": steps,
         "observables": {"x": lambda weights, dataset: weights["x"][0]},
         "key": 0,
@@ -61,11 +61,11 @@ def test_replicas_cross_a_barrier_and_keep_the_distributions(sampler, steps):
         assert mean.mean == pytest.approx(expectation(lambda u: u, temperature), abs=4 * mean.standard_error)
     measured = trace.swap_acceptance.isel(draw=-1).mean("chain").sortby("temperature").values
     for index, (cold, hot) in enumerate([(0.08, 0.16), (0.16, 0.3), (0.3, 0.6)]):
-        # 250 proposals in each of 16 chains, correlated over a few.
+        # 125 proposals in each of 32 chains, correlated over a few.
         assert measured[index] == pytest.approx(predicted_acceptance(cold, hot), abs=0.025)
     assert np.isnan(measured[-1])
     replicas = np.sort(trace.replica_temperature.values, axis=0)
-    np.testing.assert_allclose(replicas[:, :, -1], np.sort(TEMPERATURES)[:, None].repeat(16, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(replicas[:, :, -1], np.sort(TEMPERATURES)[:, None].repeat(32, axis=1), rtol=1e-6)
 
 
 def test_an_interrupted_run_with_exchange_continues_to_the_same_bits():

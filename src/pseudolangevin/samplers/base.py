@@ -122,8 +122,9 @@ class Sampler(ABC):
             remedy = "pass pl.classification(apply), pl.Potential(loss) or pl.log_density(f)"
             raise ValueError(f"potential = {self.potential!r} is not a Potential; {remedy}")
         if self.potential.needs_data != isinstance(self.dataset, Dataset):
-            why = "is not a Dataset" if self.potential.needs_data else "is not needed: a log_density has no data"
-            raise ValueError(f"dataset = {self.dataset!r} {why}; pass pl.Dataset(inputs, targets) to other potentials")
+            without = "is given, but a log_density has no data; leave the data set out"
+            why = "is not a Dataset; pass pl.Dataset(inputs, targets)" if self.potential.needs_data else without
+            raise ValueError(f"dataset = {self.dataset!r} {why}")
         if not self.potential.needs_data:  # one empty example
             if "batch_size" in _fields(self):
                 remedy = "use hybrid_monte_carlo or full_batch_langevin"

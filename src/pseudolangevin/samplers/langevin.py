@@ -31,7 +31,6 @@ Retention: TypeAlias = Annotated[
         open_ends=True,
     ),
 ]
-Frequency: TypeAlias = Annotated[float, partial(trees.check_interval, low=1e-6, high=1, remedy="0.1 is stable enough")]
 
 
 class LangevinState(NamedTuple):
@@ -184,11 +183,11 @@ class MinibatchLangevin(Langevin):
     """Langevin dynamics with mini-batch gradients whose variance 𝒱 is measured from time to time.
 
     Args:
-        batch_size: examples per mini-batch, S; default: 1 % of the data set, 10 % for balanced Langevin. Diffusion
-            per step grows as S, so the best value is the largest that the device computes at no extra cost.
+        batch_size: examples per mini-batch, S, the most that cost nothing extra; default: 1 % of the data set, 10 % for
+            balanced Langevin. Diffusion per step grows as S.
         refresh_every: steps between measurements of 𝒱; as long as they agree, the interval grows: 1×, 2×, 3×…
         max_refresh_interval: longest interval between measurements of 𝒱, in steps.
-        refresh_tolerance: measurements agree if the root of the mean 𝒱 of every tensor changed by at most this share.
+        refresh_tolerance: largest change of the root of the mean 𝒱 of a tensor for measurements that agree, a share.
         variance_from: source of 𝒱: "examples", the gradients of single examples in one pass, or "minibatches", as in
             the paper: 100 to 1 000 of them, until another 100 change no component's standard deviation by 10 %.
         variance_examples: number of examples that the pass visits, all of them if there are fewer; default: 100 000 or
@@ -317,7 +316,6 @@ class NoiseMassLangevin(MinibatchLangevin):
     Args:
         mass_floor: masses are at least those of this share of the tensor's mean 𝒱. The floor keeps the chain finite
             when a unit that was silent for every example becomes active; a larger floor slows quiet weights.
-        max_regularizer_frequency: masses are at least such that the regulariser alone oscillates with ω·δt ≤ this.
         masses_per: "weight", or "row" or "tensor" to save memory; a group's mass is that of its noisiest weight.
     """
 
@@ -325,8 +323,8 @@ class NoiseMassLangevin(MinibatchLangevin):
     temperature_ratio: Positive
     max_temperature_ratio: Positive | None = None
     mass_floor: Share = 0.01
-    max_regularizer_frequency: Frequency = 0.1
     masses_per: masses.Granularity = "weight"  # type: ignore[misc]
+    max_regularizer_frequency: ClassVar[float] = 0.1  # of the oscillation by the regulariser alone, as ω·δt
     default_limit: ClassVar[float] = 1.0  # of `max_temperature_ratio`, in units of `temperature_ratio`
 
     def __post_init__(self) -> None:
@@ -396,8 +394,8 @@ class PseudoLangevin(NoiseMassLangevin):
         max_temperature_ratio: 𝒯max, the ratio above which a mass is raised; default: `temperature_ratio`.
         reset_probability: ρ_reset. Resets more frequent than the relaxation time bias the samples towards a large 𝒱;
             with 0, masses are only raised.
-        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each of them is a reset, as
-            𝒱 grows by orders of magnitude while a trained start thermalises. 0 is the paper's scheme.
+        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`, each of them a reset: 𝒱
+            grows by orders of magnitude while a trained start thermalises. 0 is the paper's scheme.
 
     Example:
         >>> sampler = pl.pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)
