@@ -30,6 +30,7 @@ from pseudolangevin._trees import num_weights
 from pseudolangevin.apps.temperature import trained_starts
 from pseudolangevin.chains import Run
 from pseudolangevin.gradients import exact_means
+from pseudolangevin.paper.fashion import projected
 from pseudolangevin.paper.spins import spin_task
 
 LARGEST_TEST = 100_000
@@ -59,7 +60,8 @@ def spins(size: int) -> Case:
 
 def fashion(folder: Path | None, weight_decay: float) -> Case:
     """Return projected FashionMNIST, N = 101 610, P = 50 000."""
-    train, _, test = pl.tasks.fashion_mnist(jax.random.key(0), folder=folder)
+    images, test = map(projected, pl.tasks.fashion_mnist(folder=folder))
+    train = images.head(50_000)
     network = pl.models.feedforward((100, 500, 100, 10), output_activation="relu")
     return Case(train, test, network, pl.classification(network.apply, weight_decay=weight_decay), 1e-4)
 

@@ -51,7 +51,6 @@ def measured(
         refresh_every=interval,
         max_refresh_interval=interval,
         warmup_refreshes=0,
-        variance_from="examples",
     )
     num_steps = round(4 * relaxations / ratio)
     result = pl.sample(

@@ -51,8 +51,6 @@ def measured_temperatures(ratio: float, num_chains: int, num_steps: int) -> np.n
         batch_size=8,
         temperature_ratio=ratio,
         momentum_retention=MOMENTUM_RETENTION,
-        variance_max_batches=2_000,
-        variance_tolerance=0.03,
     )
     result = pl.sample(
         sampler,

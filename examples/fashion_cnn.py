@@ -110,8 +110,8 @@ def apply(weights: dict[str, Any], inputs: Any) -> jax.Array:
 def fashion(folder: Path, size: Size, seed: int = 0) -> tuple[pl.Dataset, pl.Dataset]:
     """Return training and test images (S, side, side, 1), averaged over squares, with mean 0 and variance 1."""
     try:
-        train, _, test = pl.tasks.fashion_mnist(jax.random.key(0), folder=folder, projected=False, num_validation=0)
-        pairs = [(np.asarray(s.inputs).reshape(-1, 28, 28), np.asarray(s.targets)) for s in (train, test)]
+        both = pl.tasks.fashion_mnist(folder=folder)
+        pairs = [(np.asarray(s.inputs).reshape(-1, 28, 28), np.asarray(s.targets)) for s in both]
     except ValueError as error:
         print(f"bars instead of FashionMNIST: {error}")
         pairs = [bars(np.random.default_rng(seed), num) for seed, num in enumerate((size.num_train, size.num_test))]

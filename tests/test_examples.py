@@ -35,8 +35,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def _short(monkeypatch):
-    """The same programs with fewer mini-batches to measure the noise."""
-    fewer: dict[str, Any] = {"variance_block": 5, "variance_max_batches": 10, "warmup_refreshes": 0}
+    """The same programs with fewer examples to measure the noise."""
+    fewer: dict[str, Any] = {"variance_examples": 10, "warmup_refreshes": 0}
     monkeypatch.setattr(pl, "pseudo_langevin", partial(pl.pseudo_langevin, **fewer))
 
 

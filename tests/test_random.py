@@ -81,18 +81,15 @@ def test_noise_depends_on_the_entry_and_not_on_the_shapes_of_the_tensors(monkeyp
     np.testing.assert_allclose(in_order, as_one, rtol=1e-6)
 
 
-def test_both_kinds_of_keys_have_the_same_streams():
+def test_a_seed_and_both_kinds_of_keys_are_the_same():
     key, raw = jax.random.key(3), jax.random.PRNGKey(3)
+    for same in (3, raw):
+        np.testing.assert_array_equal(jax.random.key_data(trees.as_key(same)), jax.random.key_data(key))
     expected = jax.random.key_data(trees.key_for(key, trees.Stream.NOISE, 5))
     for same in (raw, trees.stream_keys(raw)):
         np.testing.assert_array_equal(trees.key_for(same, trees.Stream.NOISE, 5), expected)
     folded = trees.key_for(trees.stream_keys(key), trees.Stream.NOISE, 5)
     np.testing.assert_array_equal(jax.random.key_data(folded), expected)
-
-
-def test_a_seed_and_both_kinds_of_keys_are_accepted():
-    keys = [jax.random.key_data(trees.as_key(key)) for key in (5, jax.random.key(5), jax.random.PRNGKey(5))]
-    np.testing.assert_array_equal(keys, [keys[0]] * 3)
 
 
 def test_other_generators_and_precisions_use_jax_random():

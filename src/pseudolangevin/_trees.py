@@ -115,15 +115,12 @@ def check_weights(weights: Weights) -> None:
     """Raise unless `weights` is a pytree of finite float32 or float64 arrays."""
     flat = jax.tree_util.tree_flatten_with_path(weights)[0]
     if not any(np.size(leaf) for _, leaf in flat):
-        remedy = "pass at least one array of weights, for example network.init(key)"
-        raise ValueError(f"weights is an empty pytree; {remedy}")
+        raise ValueError("weights is an empty pytree; pass at least one array, for example network.init(key)")
     for path, leaf in flat:
         name = "weights" + jax.tree_util.keystr(path)
-        if (dtype := getattr(leaf, "dtype", None)) is None:
-            raise ValueError(f"{name} is {leaf!r}, not an array; wrap it with jnp.asarray")
-        if dtype not in (jnp.float32, jnp.float64):
-            why = "weights move by steps far smaller than themselves, so they must be float32 or float64"
-            raise ValueError(f"{name} has dtype {dtype}; {why}: cast with .astype('float32')")
+        if (dtype := getattr(leaf, "dtype", type(leaf))) not in (jnp.float32, jnp.float64):
+            why = "weights move by steps far smaller than themselves, so they must be arrays of float32 or float64"
+            raise ValueError(f"{name} has dtype {dtype}; {why}: cast with jnp.asarray(w).astype('float32')")
         if not bool(jnp.all(jnp.isfinite(leaf))):
             raise ValueError(f"{name} holds NaN or infinity; start from finite weights")
 
@@ -345,21 +342,19 @@ def _multiply_high(a: Array, b: np.uint32) -> Array:
 
 def check_integer(name: str, value: Any, *, minimum: int, maximum: int | None = None, remedy: str = "") -> None:
     """Raise unless `value` is an integer within bounds."""
-    bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
     try:
-        number = minimum - 1 if isinstance(value, bool) else operator.index(value)
+        number = math.nan if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = minimum - 1
-    if number < minimum or (maximum is not None and number > maximum):
+        number = math.nan
+    if not minimum <= number <= (math.inf if maximum is None else maximum):
+        bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
         raise ValueError(f"{name} = {value!r} must be an integer {bounds}" + (f"; {remedy}" if remedy else ""))
 
 
 def check_interval(name: str, value: Any, low: float, high: float, remedy: str, *, open_ends: bool = False) -> None:
     """Raise unless `value` is a finite number from `low` to `high`."""
-    number = as_number(name, value)
-    inside = low < number < high if open_ends else low <= number <= high
-    if not inside:
-        brackets = "()" if open_ends else "[]"
+    number, brackets = as_number(name, value), "()" if open_ends else "[]"
+    if not low <= number <= high or (open_ends and number in (low, high)):
         raise ValueError(f"{name} = {value!r} is outside {brackets[0]}{low:g}, {high:g}{brackets[1]}; {remedy}")
 
 
@@ -378,9 +373,9 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 def as_number(name: str, value: Any) -> float:
     """Return the value as a float; raise unless it is a finite real number."""
     try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
+        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} = {value!r} is not a number; pass one real number") from None
-    if isinstance(value, bool) or not math.isfinite(number):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(f"{name} = {value!r} is not a finite number; pass one real number")
     return number

@@ -14,7 +14,6 @@ kernels are convolved one after the other, because the mapped convolution has gr
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -131,8 +130,7 @@ def covariance_product(
     O(N) memory. Divide by S for the covariance of the mean of S examples. The product also returns a_i − ā.
     """
     with jax.default_matmul_precision(precision):
-        loss = fast_convolutions(potential.per_example_loss, mapped=False)
-        losses, along = jax.linearize(lambda w: loss(w, batch), weights)
+        losses, along = jax.linearize(lambda w: potential.per_example_loss(w, batch), weights)
         back = jax.linear_transpose(along, weights)
 
     @fast_convolutions
@@ -165,6 +163,7 @@ def exact_sums(
     """Return mean loss, mean error, ∇U and the dead classes over the full data set, with float32 products."""
     errors, scores = potential.per_example_error, potential.class_scores
     num_classes = 0 if scores is None else jax.eval_shape(scores, weights, dataset.shapes(1)[0]).shape[-1]
+    num = dataset.num_examples
 
     def fold(carry: tuple, batch: Batch, mask: Array) -> tuple:
         loss, error, gradient, low, high, positive = carry
@@ -187,7 +186,7 @@ def exact_sums(
         jnp.full((num_classes,), -jnp.inf),
         jnp.zeros((num_classes,), jnp.int32),
     )
-    num, folded = dataset.num_examples, _fold(fold, carry, potential.per_example_loss, weights, dataset, chunk_size)
+    folded = _fold(fold, carry, potential.per_example_loss, weights, dataset, chunk_size)
     loss, error, gradient, low, high, positive = folded
     if with_gradient:
         gradient = potential.add_regularizer_gradient(weights, jax.tree.map(lambda g: g / num, gradient))
@@ -224,7 +223,7 @@ def exact_energy(potential: Potential, weights: Weights, dataset: Dataset, chunk
     """
     (loss,) = exact_means([potential.per_example_loss], weights, dataset, chunk_size)
     for values, factor, squared in potential.regularizer_terms(weights):
-        loss = add(loss, scale(total_of_squares(values) if squared else total(values), factor))
+        loss = add(loss, scale(total(product(values, values) if squared else values), factor))
     return loss
 
 
@@ -254,53 +253,36 @@ def difference(left: Sum, right: Sum) -> Array:
 
 
 def scale(value: Sum, factor: Array | float) -> Sum:
-    """Return the sum times a number, with the rounding error of the product.
-
-    The factor itself is rounded: a relative change of the unit, the same for every sum scaled by it.
-    """
-    factor_array = jnp.asarray(factor, value.high.dtype)
-    product = value.high * factor_array
-    return _two_sum(product, _product_error(value.high, factor_array, product) + value.low * factor_array)
+    """Return the sum times a number, whose own rounding changes the unit of every sum that is scaled by it."""
+    factor = jnp.asarray(factor, value.high.dtype)
+    return add(product(value.high, factor), Sum(value.low * factor, jnp.zeros_like(value.low)))
 
 
-def total(values: Array) -> Sum:
-    """Return the sum of all entries of an array."""
-    values = jnp.ravel(values)
-    zero = jnp.zeros((), values.dtype)
-    pairs = (values, jnp.zeros_like(values))
-    return Sum(*lax.reduce(pairs, (zero, zero), lambda left, right: tuple(add(Sum(*left), Sum(*right))), (0,)))
+def total(values: Array | Sum) -> Sum:
+    """Return the sum of all entries of an array, or of an array of compensated sums."""
+    pairs = values if isinstance(values, Sum) else Sum(values, jnp.zeros_like(values))
+    zero = jnp.zeros((), pairs.high.dtype)
+    flat = tuple(map(jnp.ravel, pairs))
+    return Sum(*lax.reduce(flat, (zero, zero), lambda left, right: tuple(add(Sum(*left), Sum(*right))), (0,)))
 
 
-def total_of_squares(values: Array) -> Sum:
-    """Return the sum of squares of all entries, each square with its rounding error."""
-    values = jnp.ravel(values)
-    squares = values * values
-    return add(total(squares), total(_product_error(values, values, squares)))
+def product(a: Array, b: Array) -> Sum:
+    """Return a·b with its rounding error: products of halves of the mantissas (Veltkamp) are exact (Dekker)."""
+
+    def halves(x: Array) -> tuple[Array, Array]:
+        mantissa_bits = jnp.finfo(x.dtype).nmant + 1
+        shifted = x * (2.0 ** ((mantissa_bits + 1) // 2) + 1.0)
+        high = shifted - (shifted - x)
+        return high, x - high
+
+    rounded, (a_high, a_low), (b_high, b_low) = a * b, halves(a), halves(b)
+    return Sum(rounded, ((a_high * b_high - rounded) + a_high * b_low + a_low * b_high) + a_low * b_low)
 
 
-def sum_of_squares(tree: Weights) -> Sum:
-    """Return |w|² of a pytree as a compensated sum."""
-    return functools.reduce(add, [total_of_squares(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def _split(a: Array) -> tuple[Array, Array]:
-    """Return two halves of the mantissa (Veltkamp), so that products of halves are exact (Dekker)."""
-    mantissa_bits = jnp.finfo(a.dtype).nmant + 1
-    shifted = a * (2.0 ** ((mantissa_bits + 1) // 2) + 1.0)
-    high = shifted - (shifted - a)
-    return high, a - high
-
-
-def _product_error(a: Array, b: Array, product: Array) -> Array:
-    (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
-    return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
+def fast_convolutions(function: Callable) -> Callable:
     """Return the same function with its convolutions rearranged for a CPU; a function without any is unchanged.
 
-    Wrap the gradient, not the loss: the convolutions of the gradient are the slow ones. Mapped convolutions run one
-    after the other if `mapped`; the function cannot be differentiated then.
+    Wrap the gradient, not the loss: the result cannot be differentiated. Mapped convolutions run one after the other.
     """
     if jax.default_backend() != "cpu":
         return function
@@ -309,7 +291,7 @@ def fast_convolutions(function: Callable, *, mapped: bool = True) -> Callable:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         if all(equation.primitive is not primitives.conv_general_dilated_p for equation in _equations(closed.jaxpr)):
             return function(*arguments)
-        outputs = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), mapped)
+        outputs = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return rearranged
@@ -328,7 +310,7 @@ def _inner(equation: Any) -> Any:
     return equation.params["jaxpr"] if equation.primitive.name in ("jit", "pjit") else None
 
 
-def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any], mapped: bool) -> list[Any]:
+def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any]) -> list[Any]:
     values = dict(zip(jaxpr.constvars, constants, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
@@ -337,16 +319,14 @@ def _evaluate(jaxpr: Any, constants: Any, arguments: list[Any], mapped: bool) ->
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
         inner = _inner(equation)
-        results = (
-            _evaluate(inner.jaxpr, inner.consts, operands, mapped) if inner else _apply(equation, operands, mapped)
-        )
+        results = _evaluate(inner.jaxpr, inner.consts, operands) if inner else _apply(equation, operands)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(equation: Any, operands: list[Any], mapped: bool) -> list[Any]:
+def _apply(equation: Any, operands: list[Any]) -> list[Any]:
     if equation.primitive is primitives.conv_general_dilated_p:
-        return [_convolve(*operands, mapped=mapped, **equation.params)]
+        return [_convolve(*operands, **equation.params)]
     bound = equation.primitive.get_bind_params(equation.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair in some versions of JAX
     with equation.ctx.manager:
@@ -354,7 +334,7 @@ def _apply(equation: Any, operands: list[Any], mapped: bool) -> list[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
-def _convolve(left: Array, right: Array, *, mapped: bool, dimension_numbers: Any, **params: Any) -> Array:
+def _convolve(left: Array, right: Array, *, dimension_numbers: Any, **params: Any) -> Array:
     """Return a convolution, computed with the images as (N, H, W, C) and the kernel as (H, W, I, O)."""
     image, kernel, output = dimension_numbers
     num = len(image)
@@ -373,6 +353,5 @@ def _convolve(left: Array, right: Array, *, mapped: bool, dimension_numbers: Any
             return lax.map(lambda pair: convolution(*pair), (left, right)), True
         return jax.vmap(plain, in_axes=tuple(0 if b else None for b in batched))(left, right), True
 
-    left, right = lax.transpose(left, last[0]), lax.transpose(right, (*kernel[2:], kernel[1], kernel[0]))
-    result = convolution(left, right) if mapped else plain(left, right)
+    result = convolution(lax.transpose(left, last[0]), lax.transpose(right, (*kernel[2:], kernel[1], kernel[0])))
     return lax.transpose(result, [last[1].index(axis) for axis in range(num)])

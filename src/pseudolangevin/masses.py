@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from . import _trees as trees
-from ._trees import Array, Batch, Key, Weights, as_number
+from ._trees import Array, Batch, Key, Weights
 from .data.dataset import Dataset, fold_chunks
 from .gradients import DEFAULT_CHUNK_SIZE, default_chunk_size, fast_convolutions
 from .potential import Potential
@@ -41,37 +41,30 @@ def from_noise(
 
 def given(weights: Weights, masses: float | Weights) -> Weights:
     """Return masses given as one number, or as a pytree whose arrays broadcast against the weights."""
-    remedy = "pass one number or a pytree shaped like the weights of one chain"
-    structure: Any = jax.tree.structure(weights)
-    masses = jax.tree.map(lambda _: masses, weights) if jax.tree_util.all_leaves([masses]) else masses
-    found: Any = jax.tree.structure(masses)
-    if structure != found:
-        raise ValueError(f"masses is a pytree {found}, the weights are {structure}; {remedy}")
+    if jax.tree_util.all_leaves([masses]):
+        masses = jax.tree.map(lambda _: masses, weights)
 
     def fitted(weight: Array, mass: Any) -> Array:
         mass = jnp.asarray(mass, weight.dtype)
-        mass = mass.reshape((1,) * (weight.ndim - mass.ndim) + mass.shape)
-        if mass.ndim != weight.ndim or any(m not in (1, w) for m, w in zip(mass.shape, weight.shape, strict=True)):
-            raise ValueError(
-                f"masses holds an array of shape {mass.shape} for weights of shape {weight.shape}; {remedy}"
-            )
-        return mass
+        if jnp.broadcast_shapes(mass.shape, weight.shape) != weight.shape:
+            raise ValueError(f"shape {mass.shape} for weights of shape {weight.shape}")
+        return mass.reshape((1,) * (weight.ndim - mass.ndim) + mass.shape)
 
-    return jax.tree.map(fitted, weights, masses)
+    try:
+        return jax.tree.map(fitted, weights, masses)
+    except ValueError as error:
+        remedy = "pass one number or a pytree shaped like the weights of one chain"
+        raise ValueError(f"masses do not fit the weights ({str(error).splitlines()[0]}); {remedy}") from None
 
 
 def check_given(name: str, masses: float | Weights) -> None:
     """Raise unless the masses are positive, finite numbers."""
-    remedy = "pass one number or a pytree shaped like the weights"
-    if not (leaves := jax.tree.leaves(masses)):
-        raise ValueError(f"{name} = {masses!r} is empty; {remedy}")
-    for leaf in leaves:
-        if jnp.ndim(leaf) == 0:
-            as_number(name, leaf)
-        values = np.asarray(leaf, np.float64)
-        if not (valid := (values > 0) & np.isfinite(values)).all():
-            bad = values[~valid].flat[0]
-            raise ValueError(f"{name} holds {bad:g}; all must be positive and finite: {remedy}")
+    for leaf in jax.tree.leaves(masses) or ["nothing"]:
+        values = np.ravel(leaf)
+        bad = values[~((values > 0) & (values < np.inf))] if values.dtype.kind in "iuf" else values
+        if bad.size:
+            remedy = "pass one positive number or a pytree shaped like the weights"
+            raise ValueError(f"{name} holds {bad[0]}; all must be positive and finite: {remedy}")
 
 
 def floor_variance(variance: Weights, fraction: float) -> Weights:
@@ -114,7 +107,7 @@ def variance_from_minibatches(
     weights: Weights,
     *,
     block_size: int = 100,
-    max_batches: int = 1000,
+    max_batches: int = 1_000,
     tolerance: float = 0.1,
 ) -> tuple[Weights, Array]:
     """Return 𝒱 from independent mini-batch gradients, and their number: until 𝒱 converges for every component.

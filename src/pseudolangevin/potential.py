@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _trees as trees
-from ._trees import Array, Batch, PerExample, Selection, Weights, as_number, check_integer, check_positive
+from ._trees import Array, Batch, PerExample, Selection, Weights, as_number, check_positive
 
 if TYPE_CHECKING:
     from .data.dataset import Dataset
@@ -147,12 +147,6 @@ class Potential:
         """Name of the observable E in the factor exp(−E/T): U, or the loss if the prior is fixed."""
         return "loss" if self.prior is not None and self.prior_temperature is None else "potential"
 
-    @property
-    def regularizes_every_weight(self) -> bool:
-        """Whether the curvature of the regulariser is above zero for every weight."""
-        decays, priors = _table(self.weight_decay).values(), _table(self.prior).values()
-        return all(decays) or all(map(_is_gaussian, priors))
-
     def loss(self, weights: Weights, batch: Batch) -> Array:
         """Return the mean loss of a batch, without the regulariser."""
         return jnp.mean(self.per_example_loss(weights, batch))
@@ -201,8 +195,6 @@ class Potential:
         trees.check_weights(weights)
         self.stiffness(weights)
         _shape("prior", self.at(1.0).regularizer, weights)
-        if self.class_scores is not None:
-            check_labels(dataset.targets)
         for num in (3, 5):  # two lengths, so that a result of the wrong shape cannot fit by chance
             batch = dataset.shapes(num)
             for name in ("per_example_loss", "per_example_error"):
@@ -214,8 +206,6 @@ class Potential:
                     what = "a scalar; remove the mean over the batch" if shape == () else str(found)
                     expected = f"one floating-point number per example, shape ({num},) for {num} examples"
                     raise ValueError(f"{name} must return {expected}; it returns {what}")
-        if self.class_scores is not None:
-            check_labels(dataset.targets, jax.eval_shape(self.class_scores, weights, batch[0]).shape[-1])
         if self.check_data is not None:
             self.check_data(weights, dataset.batch)
 
@@ -246,16 +236,14 @@ def _one_number(name: str, value: Any) -> Array:
     return jnp.asarray(value)
 
 
-def check_labels(targets: Any, num_classes: int | None = None, what: str = "label") -> None:
-    """Raise unless the labels are integers, one for each example, from 0 to K − 1 if K is given."""
+def check_labels(targets: Any, num_classes: int) -> None:
+    """Raise unless the labels are integers from 0 to K − 1."""
     labels = np.asarray(targets)
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"targets has dtype {labels.dtype}; class labels must be integers: cast with .astype('int32')")
-    if labels.ndim != 1:
-        raise ValueError(f"targets has shape {labels.shape}; class labels must be one integer per example")
-    if num_classes is not None and (wrong := labels[(labels < 0) | (labels >= num_classes)]).size:
-        found = f"targets holds the {what} {wrong[0]}, out of range for {num_classes} outputs"
-        raise ValueError(f"{found}; use {what}s 0 … {num_classes - 1}, or a network with more outputs")
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"targets has dtype {labels.dtype}; labels must be integers: cast with .astype('int32')")
+    if (wrong := labels[(labels < 0) | (labels >= num_classes)]).size:
+        found = f"targets holds the label {wrong[0]}, out of range for {num_classes} outputs"
+        raise ValueError(f"{found}; use labels 0 … {num_classes - 1}, or a network with more outputs")
 
 
 def classification(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Regularizer]) -> Potential:
@@ -270,11 +258,22 @@ def classification(apply: Callable[[Weights, Any], Array], **regularizer: Unpack
     Example:
         >>> potential = pl.classification(pl.models.feedforward((100, 50, 100, 10)).apply, weight_decay=10.0611)
     """
+    return _of_classes(apply, cross_entropy, class_scores=apply, **regularizer)
 
-    def misclassified(weights: Weights, batch: Batch) -> Array:
-        return (jnp.argmax(apply(weights, batch[0]), axis=-1) != batch[1]).astype(jnp.float32)
 
-    return _of_outputs(apply, cross_entropy, per_example_error=misclassified, class_scores=apply, **regularizer)
+def _of_classes(apply: Callable, output_loss: Callable[[Array, Any], Array], **options: Any) -> Potential:
+    """Return the potential of class labels, one or several for each example, whose error is the wrong share."""
+
+    def wrong(logits: Array, labels: Array) -> Array:
+        different = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
+        return different.reshape(len(different), -1).mean(axis=-1)
+
+    def check_data(weights: Weights, batch: Batch) -> None:
+        first = jax.tree.map(lambda array: array[:1], batch[0])
+        check_labels(batch[1], jax.eval_shape(apply, weights, first).shape[-1])
+
+    errors = {"per_example_error": lambda weights, batch: wrong(apply(weights, batch[0]), batch[1])}
+    return _of_outputs(apply, output_loss, check_data=check_data, **errors, **options)
 
 
 def _of_outputs(apply: Callable, output_loss: Callable[[Array, Any], Array], **options: Any) -> Potential:
@@ -286,6 +285,10 @@ def _of_outputs(apply: Callable, output_loss: Callable[[Array, Any], Array], **o
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Return −ln softmax(logits)[label] of every label."""
+    if labels.shape != logits.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
+        found = f"targets has dtype {labels.dtype} and shape {labels.shape}"
+        expected = f"integer labels of shape {logits.shape[:-1]} are needed"
+        raise ValueError(f"{found}; for logits of shape {logits.shape}, {expected}: cast with .astype('int32')")
     return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
 
 
@@ -308,9 +311,7 @@ def regression(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Reg
     return _of_outputs(apply, half_squared_distance, values=apply, **regularizer)
 
 
-def next_token(
-    apply: Callable[[Weights, Any], Array], *, padding: int | None = None, **regularizer: Unpack[Regularizer]
-) -> Potential:
+def next_token(apply: Callable[[Weights, Any], Array], **regularizer: Unpack[Regularizer]) -> Potential:
     """Return the mean cross-entropy of the next token, for sequences, plus λ/(2N)·|w|².
 
     An example is a sequence. The loss of an example is the mean over its tokens, and its error is the share of tokens
@@ -318,47 +319,12 @@ def next_token(
 
     Args:
         apply: maps (weights, inputs) to logits (S, L, K), one distribution for each of L positions.
-        padding: target value (such as −1) of positions without a token, at the end of short sequences; they count
-            neither in the loss nor in the error.
         regularizer: `weight_decay`, or `prior` and `prior_temperature`; see `Potential`.
 
     Example:
         >>> bigrams = pl.next_token(lambda w, tokens: w["table"][tokens], weight_decay=1.0)
     """
-    if padding is not None:
-        check_integer("padding", padding, minimum=-(2**31), maximum=2**31 - 1)
-
-    def counted(targets: Any) -> Any:
-        return np.ones(targets.shape, bool) if padding is None else targets != padding
-
-    def mean_counted(values: Array, targets: Array) -> Array:
-        mask = counted(targets)
-        return jnp.sum(jnp.where(mask, values, 0.0), axis=-1) / jnp.maximum(jnp.sum(mask, axis=-1), 1)
-
-    def loss(weights: Weights, batch: Batch) -> Array:
-        inputs, targets = batch
-        logits = apply(weights, inputs)
-        if not jnp.issubdtype(targets.dtype, jnp.integer):
-            raise ValueError(f"targets has dtype {targets.dtype}; tokens must be integers: cast with .astype('int32')")
-        if logits.ndim != 3 or logits.shape[:-1] != targets.shape:
-            found = f"logits have shape {logits.shape}, targets {targets.shape}"
-            raise ValueError(f"{found}; next_token needs logits (S, L, K) and targets (S, L)")
-        return mean_counted(cross_entropy(logits, jnp.where(counted(targets), targets, 0)), targets)
-
-    def wrong_tokens(weights: Weights, batch: Batch) -> Array:
-        inputs, targets = batch
-        return mean_counted((jnp.argmax(apply(weights, inputs), axis=-1) != targets).astype(jnp.float32), targets)
-
-    def check_tokens(weights: Weights, batch: Batch) -> None:
-        inputs, tokens = batch[0], np.asarray(batch[1])
-        real = counted(tokens)
-        if not np.all(filled := real.any(axis=-1)):
-            row = int(np.argmin(filled))
-            raise ValueError(f"targets of sequence {row} are all padding ({padding}); leave that sequence out")
-        shape = jax.eval_shape(apply, weights, jax.tree.map(lambda a: a[:1], inputs)).shape
-        check_labels(tokens[real], shape[-1], "token")
-
-    return Potential(loss, per_example_error=wrong_tokens, check_data=check_tokens, **regularizer)
+    return _of_classes(apply, lambda logits, tokens: jnp.mean(cross_entropy(logits, tokens), axis=-1), **regularizer)
 
 
 def log_density(function: Callable[[Weights], Array]) -> Potential:

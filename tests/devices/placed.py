@@ -77,7 +77,7 @@ def make_chains() -> None:
         placement.connect(os.environ["COORDINATOR"], int(os.environ["NUM_PROCESSES"]), int(os.environ["PROCESS_ID"]))
     assert jax.device_count() == 4
     potential, dataset, weights = problem()
-    options: dict = {"temperature_ratio": 0.05, "momentum_retention": 0.9, "variance_max_batches": 100}
+    options: dict = {"temperature_ratio": 0.05, "momentum_retention": 0.9}
     langevin = pl.pseudo_langevin(potential, dataset, batch_size=BATCH_SIZE, warmup_refreshes=0, **options)
     hybrid = pl.hybrid_monte_carlo(potential, dataset, time_step=0.01, num_leapfrog_steps=5)
     found: dict = {}

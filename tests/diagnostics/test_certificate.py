@@ -43,7 +43,7 @@ def correct_run(correct_runs) -> pl.Result:
 @pytest.fixture(scope="module")
 def short_run() -> pl.Result:
     """A gradient variance measured every 24 steps."""
-    sampler = toy.sampler(refresh_every=24, warmup_refreshes=0, max_refresh_interval=24, variance_max_batches=100)
+    sampler = toy.sampler(refresh_every=24, warmup_refreshes=0, max_refresh_interval=24)
     return toy.run(sampler, num_steps=360)
 
 

@@ -74,7 +74,7 @@ def test_consecutive_noise_is_what_the_steps_use(short_run):
 
 
 def test_noise_study_returns_arrays_to_plot():
-    sampler = toy.sampler(refresh_every=50, warmup_refreshes=0, variance_max_batches=500)
+    sampler = toy.sampler(refresh_every=50, warmup_refreshes=0)
     settings = {"num_steps": 100, "measure_every": 50, "num_consecutive": 60, "max_lag": 5, "num_correlated": 100}
     found = noise_study(sampler, toy.weights(), temperature=toy.TEMPERATURE, key=0, **settings)
     assert found.steps.tolist() == [50, 100]

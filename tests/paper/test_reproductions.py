@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from pseudolangevin import paper
 from pseudolangevin.data import Dataset
-from pseudolangevin.data.tasks import Splits
 from pseudolangevin.diagnostics import NoiseStudy
 from pseudolangevin.diagnostics.averages import Average
 from pseudolangevin.diagnostics.diffusion import Diffusion, MeasuredDiffusion
@@ -70,8 +69,7 @@ def simulated_speed(self, sampler, weights):
 
 def simulated_images(*_, **__):
     rng = np.random.default_rng(0)
-    parts = [Dataset(rng.integers(0, 256, (n, 784)).astype(np.float32) / 255, np.arange(n) % 10) for n in (600, 50, 50)]
-    return Splits(*parts)
+    return [Dataset(rng.integers(0, 256, (n, 784)).astype(np.float32) / 255, np.arange(n) % 10) for n in (600, 50)]
 
 
 def simulated_study(num_times=3, num_bins=10):

@@ -19,7 +19,7 @@ from pseudolangevin.gradients import covariance_product
 from ..compilation import optimized_steps
 
 SIZE, EIGENVALUE, NUM_EXAMPLES, T = 40, 26.0, 4000, 0.01
-OPTIONS: dict[str, Any] = {"batch_size": 20, "momentum_retention": 0.99**0.5, "variance_from": "examples"}
+OPTIONS: dict[str, Any] = {"batch_size": 20, "momentum_retention": 0.99**0.5, "variance_examples": NUM_EXAMPLES}
 COLLECTIVE = np.ones(SIZE) / np.sqrt(SIZE)
 
 
@@ -52,12 +52,12 @@ def temperatures(sampler: pl.Sampler, num_chains: int, num_steps: int) -> tuple[
             temperatures=[T],
             num_chains=num_chains,
             num_steps=num_steps,
-            record_every=20,
+            record_every=40,
             observe_examples=2,
             observables={"along": lambda w, data: w @ basis},
             key=0,
         )
-    steady = result.trace["along"].values[0, :, num_steps // 80 :]
+    steady = result.trace["along"].values[0, :, num_steps // 160 :]
     by_chain = (steady**2).mean(axis=1) / T
     return by_chain.mean(axis=0), by_chain.std(axis=0, ddof=1) / np.sqrt(num_chains), result
 
@@ -71,7 +71,7 @@ def test_every_direction_has_the_right_temperature_and_masses_are_fixed_after_th
     assert abs(mean[0] - 1) < 3 * error[0]
     assert np.abs((mean - 1) / error).max() < 3.3  # the largest of 40
     trace = result.trace.isel(temperature=0)
-    kinetic = trace.kinetic_temperature.values[:, 100:].mean(axis=1) / T
+    kinetic = trace.kinetic_temperature.values[:, 50:].mean(axis=1) / T
     assert abs(kinetic.mean() - 1) < 3 * kinetic.std(ddof=1) / np.sqrt(128) + 0.01
     assert (trace.warmup_end[:, 0] == trace.warmup_end[:, -1]).all()
     assert (trace.warmup_end[:, 0] > 0).all()
@@ -89,50 +89,42 @@ def test_pseudo_langevin_and_the_dynamics_without_friction_are_too_hot(problem):
         assert mean[0] > 3 + 3 * error[0]
 
 
-def test_masses_stay_fixed_unless_the_noise_grows_beyond_the_limit(small_task):
+def test_masses_stay_fixed_unless_the_noise_grows_beyond_the_limit(linear_task):
     options: dict[str, Any] = {"temperature_ratio": 0.01, "friction_batch_size": 200, "num_warmup": 20}
     sampler = pl.balanced_langevin(
-        small_task.potential, small_task.train, batch_size=16, refresh_every=10, variance_examples=100, **options
+        linear_task.potential, linear_task.train, batch_size=16, refresh_every=10, variance_examples=100, **options
     )
     run = pl.Run(sampler, temperatures=[1e-4])
     masses, ends = [], []
-    for record in run.records(run.start(small_task.weights, 0), stop=60, every=10):
+    for record in run.records(run.start(linear_task.weights, 0), stop=60, every=10):
         assert record.observables is not None
-        masses.append(np.asarray(trees.ravel(record.states.masses)))
+        masses.append(np.asarray(record.states.masses[0]))
         ends.append(int(record.observables["warmup_end"][0]))
     assert (masses[0] != masses[1]).any()
     fixed = next(index for index, end in enumerate(ends) if end >= 20)
     assert ends[: fixed + 1] == [-1] * fixed + ends[-1:]
     assert fixed < 5
-    state = jax.tree.map(lambda leaf: leaf[0], record.states)
     for later in masses[fixed + 1 :]:
-        assert np.mean(later == masses[fixed]) > 0.95  # a few of 364 exceed four times the nominal ratio
+        assert np.mean(later == masses[fixed]) > 0.9  # a few of 80 exceed four times the nominal ratio
         assert (later >= masses[fixed]).all()
-    light = state._replace(masses=jax.tree.map(lambda m: m / 100, state.masses))
+    state = jax.tree.map(lambda leaf: leaf[0], record.states)
+    light = state._replace(masses=state.masses / 100)
     after = jax.jit(lambda s, state: s.refresh(state))(sampler, light)
-    raised = np.asarray(trees.ravel(after.masses)) > np.asarray(trees.ravel(light.masses))
+    raised = np.asarray(after.masses) > np.asarray(light.masses)
     assert float(after.raised_share) == pytest.approx(raised.mean(), abs=1e-6)
     assert raised.mean() > 0.3
-    thermal = [np.asarray(trees.ravel(s.half_step_momentum)) / np.sqrt(trees.ravel(s.masses)) for s in (light, after)]
+    thermal = [np.asarray(s.half_step_momentum / np.sqrt(s.masses)) for s in (light, after)]
     np.testing.assert_allclose(thermal[1], thermal[0], rtol=1e-4)
 
 
-def test_masses_are_raised_where_the_friction_would_be_noisy(small_task):
-    """A batch of four examples for the friction: the masses grow until its load is about one."""
-    traces = [
-        pl.sample(
-            pl.balanced_langevin(
-                small_task.potential, small_task.train, batch_size=100, friction_batch_size=size, refresh_every=64
-            ),
-            small_task.weights,
-            temperatures=[1e-3],
-            num_steps=256,
-            record_every=40,
-            key=0,
-        ).trace.isel(temperature=0, chain=0)
-        for size in (4, 500)
-    ]
-    loads = [trace.friction_load.values[2:].mean() for trace in traces]
+def test_masses_are_raised_where_the_friction_would_be_noisy(linear_task):
+    """A batch of two examples for the friction: the masses grow until its load is about one."""
+    options: dict[str, Any] = {"batch_size": 100, "temperature_ratio": 0.5, "refresh_every": 64}
+    system = linear_task.potential, linear_task.train
+    samplers = [pl.balanced_langevin(*system, friction_batch_size=size, **options) for size in (2, 500)]
+    lengths: dict[str, Any] = {"temperatures": [1e-3], "num_steps": 256, "record_every": 64, "key": 0}
+    traces = [pl.sample(s, linear_task.weights, **lengths).trace.isel(temperature=0, chain=0) for s in samplers]
+    loads = [trace.friction_load.values[1:].mean() for trace in traces]
     assert loads[0] > 2 * loads[1]
     ratios = [float(trace.temperature_ratio.sel(quantile=0.5)[-1]) for trace in traces]
     assert ratios[0] < 0.5 * ratios[1]
@@ -143,45 +135,45 @@ def start(sampler, weights):
     return sampler.init(jax.random.key(0), weights, 1e-3)
 
 
-@pytest.mark.parametrize("size", [40, 400])
-def test_a_step_has_the_friction_of_the_explicit_covariance(small_task, size):
+@pytest.mark.parametrize("size", [20, 200])
+def test_a_step_has_the_friction_of_the_explicit_covariance(linear_task, size):
     """The mean change of the momentum by the friction is −l²/((1 + c1²)·S·T)·Σ·h/M, times the gain."""
+    potential, train = linear_task.potential, linear_task.train
     options: dict[str, Any] = {"batch_size": 50, "friction_batch_size": size}
-    samplers = [
-        make(small_task.potential, small_task.train, **options) for make in (pl.balanced_langevin, WithoutFriction)
-    ]
-    state = start(samplers[0], small_task.weights)
-    velocity = jax.tree.map(lambda h, m: h / m, state.half_step_momentum, state.masses)
-    expected, _ = covariance_product(small_task.potential, state.weights, small_task.train.batch)(velocity)
+    samplers = [make(potential, train, **options) for make in (pl.balanced_langevin, WithoutFriction)]
+    state = start(samplers[0], linear_task.weights)
+    rows = np.asarray(jax.jit(jax.jacrev(potential.per_example_loss))(state.weights, train.batch), np.float64)
+    covariance = np.cov(rows.reshape(1_000, 80), rowvar=False)
+    velocity = np.ravel(state.half_step_momentum / state.masses)
     strength = state.friction_gain * samplers[0].kick / ((1 + samplers[0].momentum_retention ** 2) * 50 * 1e-3)
 
     @jax.jit
+    @jax.vmap
     def friction(key):
-        batch = small_task.train.draw(key, samplers[0].examples_per_step)
-        forces = [trees.ravel(sampler.force(state, state.weights, batch)) for sampler in samplers]
-        return forces[0] - forces[1]
+        batch = train.draw(key, samplers[0].examples_per_step)
+        forces = [sampler.force(state, state.weights, batch) for sampler in samplers]
+        return jnp.ravel(forces[0] - forces[1])
 
-    draws = np.asarray(jax.lax.map(friction, jax.random.split(jax.random.key(1), 400)), np.float64)
-    mean, error = draws.mean(axis=0), draws.std(axis=0, ddof=1) / 20
-    expected = float(strength) * np.asarray(trees.ravel(expected), np.float64)
-    moved = error > 1e-3 * error.max()
-    assert np.abs((mean - expected) / error)[moved].max() < 4.5
+    draws = np.asarray(friction(jax.random.split(jax.random.key(1), 1_000)), np.float64)
+    mean, error = draws.mean(axis=0), draws.std(axis=0, ddof=1) / np.sqrt(1_000)
+    expected = float(strength) * covariance @ velocity
+    assert np.abs((mean - expected) / error).max() < 4.5
     shares = draws @ expected / (expected @ expected)
-    uncertainty = shares.std(ddof=1) / 20
+    uncertainty = shares.std(ddof=1) / np.sqrt(1_000)
     assert uncertainty < 0.03
     assert abs(shares.mean() - 1) < 3 * uncertainty
 
 
-def test_the_friction_of_huge_momenta_is_bounded(small_task):
+def test_the_friction_of_huge_momenta_is_bounded(linear_task):
     """Without its bound the friction of momenta 1000 times too large would be 1000 times as large as this one."""
-    sampler = pl.balanced_langevin(small_task.potential, small_task.train, batch_size=50)
-    state = start(sampler, small_task.weights)
-    batch = small_task.train.head(100).batch
+    sampler = pl.balanced_langevin(linear_task.potential, linear_task.train, batch_size=50)
+    state = start(sampler, linear_task.weights)
+    batch = linear_task.train.head(100).batch
 
     def norm(scale: float) -> float:
         velocity = jax.tree.map(lambda v: scale * v, sampler.friction(state).velocity)
         friction = replace(sampler.friction(state), velocity=velocity)
-        coefficients = friction.coefficients(small_task.potential.per_example_loss, state.weights, batch)
+        coefficients = friction.coefficients(linear_task.potential.per_example_loss, state.weights, batch)
         return float(jnp.linalg.norm(coefficients - jnp.where(jnp.arange(100) < 50, 1 / 50, 0.0)))
 
     norms = [norm(scale) for scale in (1e3, 1e6, 1e9)]
@@ -191,12 +183,11 @@ def test_the_friction_of_huge_momenta_is_bounded(small_task):
 
 def test_the_covariance_product_is_that_of_the_explicit_matrix(small_task):
     potential, weights, batch = small_task.potential, small_task.weights, small_task.train.head(30).batch
-    one = jax.grad(lambda w, x, y: potential.loss(w, (x[None], y[None])))
-    rows = jax.vmap(trees.ravel)(jax.vmap(one, in_axes=(None, 0, 0))(weights, *batch))
-    covariance = np.cov(np.asarray(rows, np.float64), rowvar=False)
     vector = jax.tree.map(lambda w: jnp.cos(100 * w), weights)
-    product, slopes = covariance_product(potential, weights, batch)(vector)
-    expected = covariance @ np.asarray(trees.ravel(vector), np.float64)
+    jacobian = jax.jit(jax.jacrev(potential.per_example_loss))(weights, batch)
+    rows = np.concatenate([np.asarray(leaf, np.float64).reshape(30, -1) for leaf in jax.tree.leaves(jacobian)], axis=1)
+    flat = np.asarray(trees.ravel(vector), np.float64)
+    product, slopes = jax.jit(lambda w, v: covariance_product(potential, w, batch)(v))(weights, vector)
+    expected = np.cov(rows, rowvar=False) @ flat
     np.testing.assert_allclose(trees.ravel(product), expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
-    centred = np.asarray(rows) @ np.asarray(trees.ravel(vector))
-    np.testing.assert_allclose(slopes, centred - centred.mean(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(slopes, rows @ flat - (rows @ flat).mean(), rtol=1e-3, atol=1e-4)

@@ -9,7 +9,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import scipy.linalg
 
 import pseudolangevin as pl
@@ -69,32 +68,27 @@ def second_moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return per_chain.mean(axis=0), per_chain.std(axis=0, ddof=1) / np.sqrt(len(per_chain))
 
 
-@pytest.mark.parametrize("subtract", [True, False])
-def test_independent_noise_gives_the_exact_variance(subtract):
-    """Positions in the middle of a drift have the variance T/k, weights at its end T/k/(1 − (ωδt)²/4).
-
-    If 𝒱 is not subtracted, the temperature is too high by the known factor 1 + (1 + c1²)·𝒯.
-    """
+def test_independent_noise_gives_the_exact_variance():
+    """Positions in the middle of a drift have the variance T/k, weights at its end T/k/(1 − (ωδt)²/4)."""
     sampler, masses = sampler_with_noise(np.diag(VARIANCES)), masses_of(RATIO)
-    positions, weights = run(sampler, VARIANCES if subtract else 0 * VARIANCES, masses, burn_in=400)
-    exact = T / STIFFNESS * (1 if subtract else 1 + (1 + C1**2) * RATIO)
+    positions, weights = run(sampler, VARIANCES, masses, burn_in=400)
+    exact = T / STIFFNESS
     for samples, expected in ((positions, exact), (weights, exact / (1 - STIFFNESS / masses / 4))):
         measured, error = second_moments(samples)
         assert np.abs((np.diag(measured) - expected) / np.diag(error)).max() < 3
         assert (np.diag(error) / expected).max() < 0.02  # an error of a few per cent would be noticed
 
 
-@pytest.mark.parametrize("ratio", [0.05, 0.3])
-def test_correlated_noise_follows_the_discrete_lyapunov_equation(ratio):
+def test_correlated_noise_follows_the_discrete_lyapunov_equation():
     """Correlations between components are not corrected; the resulting bias is a known function of 𝒯."""
     correlation = np.full((4, 4), 0.7) + 0.3 * np.eye(4)
-    covariance, masses = np.sqrt(np.outer(VARIANCES, VARIANCES)) * correlation, masses_of(ratio)
-    positions, _ = run(sampler_with_noise(covariance), VARIANCES, masses, burn_in=800)
+    covariance, masses = np.sqrt(np.outer(VARIANCES, VARIANCES)) * correlation, masses_of(RATIO)
+    positions, _ = run(sampler_with_noise(covariance), VARIANCES, masses, burn_in=400)
     measured, error = second_moments(positions)
     exact = stationary_covariance(covariance, masses)
     assert np.abs((measured - exact) / error).max() < 3.3  # ten independent entries
-    if ratio == 0.3:  # the covariance without the correlations is far away
-        assert np.abs((measured - np.diag(T / STIFFNESS)) / error).max() > 10
+    # The covariance without the correlations is far away.
+    assert np.abs((measured - np.diag(T / STIFFNESS)) / error).max() > 10
 
 
 def stationary_covariance(covariance: np.ndarray, masses: np.ndarray) -> np.ndarray:
@@ -111,41 +105,20 @@ def stationary_covariance(covariance: np.ndarray, masses: np.ndarray) -> np.ndar
 
 def test_records_are_exact_at_large_time_steps():
     """Recorded weights have the variance T/k at any stable ωδt; weights at the end of a drift do not."""
-    frequencies = np.repeat([0.3, 1.0, 1.7], 2_000)
+    frequencies = np.repeat([0.3, 1.0, 1.7], 1_000)
     stiffness = jnp.asarray(frequencies**2, jnp.float32)
     potential = pl.Potential(lambda w, batch: 0.5 * jnp.sum(stiffness * w**2) + 0 * batch[0])
     sampler = pl.full_batch_langevin(
         potential, pl.Dataset(np.zeros(1), np.zeros(1)), time_step=1.0, momentum_retention=C1
     )
     own = {"temperatures": lambda w, data: jnp.mean((stiffness * w**2).reshape(3, -1), axis=1)}
-    run = pl.Run(sampler, temperatures=[T], num_chains=8, observables=own)
+    run = pl.Run(sampler, temperatures=[T], num_chains=16, observables=own)
     positions, weights = [], []
     with optimized_steps():
-        for record in run.records(run.start(jnp.zeros(6_000), 0), stop=2_000, every=10):
+        for record in run.records(run.start(jnp.zeros(3_000), 0), stop=2_000, every=10):
             assert record.observables is not None
             positions.append(record.observables["temperatures"])
-            weights.append(np.mean((frequencies * np.asarray(record.states.weights)).reshape(8, 3, -1) ** 2, axis=2))
+            weights.append(np.mean((frequencies * np.asarray(record.states.weights)).reshape(16, 3, -1) ** 2, axis=2))
     expected = 1 / (1 - np.array([0.3, 1.0, 1.7]) ** 2 / 4)
     np.testing.assert_allclose(np.mean(positions[50:], axis=(0, 1)) / T, 1, atol=0.005)
     np.testing.assert_allclose(np.mean(weights[50:], axis=(0, 1)) / T, expected, rtol=0.005)
-
-
-def test_pseudo_langevin_with_estimated_noise_has_the_right_temperatures():
-    """𝒱 is estimated, and masses are set, raised and reset; kinetic and virial temperatures are T."""
-    with optimized_steps():
-        result = pl.sample(
-            sampler_with_noise(np.diag(VARIANCES)),
-            jnp.zeros(4),
-            temperatures=[T],
-            num_chains=128,
-            num_steps=12_000,
-            record_every=100,
-            key=0,
-        )
-    steady = result.trace.isel(temperature=0, draw=slice(40, None))
-    for name in ("kinetic_temperature", "virial_temperature"):
-        per_chain = steady[name].mean("draw").values
-        error = per_chain.std(ddof=1) / np.sqrt(len(per_chain))
-        # The estimate of 𝒱 has an error of a few per cent, of which a tenth matters at 𝒯 = 0.05.
-        assert abs(per_chain.mean() - T) < 3 * error + 0.005 * T
-    assert steady.num_resets.max() >= 1

@@ -31,8 +31,6 @@ name = "pseudo_langevin"
 batch_size = 10
 refresh_every = 40
 warmup_refreshes = 0
-variance_block = 4
-variance_max_batches = 8
 [start]
 kind = "random"
 [recording]

@@ -107,7 +107,7 @@ def test_overrides():
         ("temperatures = [1e-5, nan]", r"temperatures\[1\] = nan: must be a finite number"),
         ("[sampler]\nname = 'full_batch_langevin'", "sampler.time_step is missing"),
         ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': must be 'default', 'high'"),
-        ("[sampler]\nvariance_max_batches = 100000000000000000000", "must be less than or equal to 2147483647"),
+        ("[sampler]\nvariance_examples = 100000000000000000000", "must be less than or equal to 2147483647"),
         ("[potential]\nweight_decay = nan", "potential.weight_decay = nan: must be a finite number of at least 0"),
         ("[potential]\nweight_decay = {'*' = -1}", "must be a finite number of at least 0, or a table"),
         ("[task]\nkind = 'files'\ninputs = 'x.npy'", "task: give either file = .*, or inputs = "),

@@ -84,8 +84,8 @@ def test_the_energy_error_is_precise_at_the_lowest_temperature_of_the_paper():
     train, _ = pl.tasks.spin_vectors(jax.random.key(0), num_train=55_800, num_test=1)
     network = pl.models.feedforward((100, 50, 100, 10), output_activation="relu")
     potential = pl.classification(network.apply, weight_decay=weight_decay)
-    training = pl.adam(potential, train, learning_rate=1e-3)
-    trained = pl.sample(training, network.init(jax.random.key(0)), num_steps=1_000, record_every=1_000, key=0)
+    training = pl.adam(potential, train.head(5_000), learning_rate=2e-3)
+    trained = pl.sample(training, network.init(jax.random.key(0)), num_steps=200, record_every=200, key=0)
     weights = jax.tree.map(lambda leaf: leaf[0, 0], trained.weights)
 
     sampler = pl.hybrid_monte_carlo(potential, train, num_leapfrog_steps=5, time_step=0.04)
@@ -118,9 +118,7 @@ def test_the_warmup_adapts_the_time_step_of_every_chain_and_then_keeps_it():
     The first δt is so large that every trajectory diverges.
     """
     potential, dataset = quartic()
-    sampler = pl.hybrid_monte_carlo(
-        potential, dataset, num_leapfrog_steps=5, time_step=1e3, warmup_moves=400, target_acceptance=0.7
-    )
+    sampler = pl.hybrid_monte_carlo(potential, dataset, num_leapfrog_steps=5, time_step=1e3, warmup_moves=400)
     temperatures, num_chains = [0.01, 100.0], 16
     starts = np.asarray(temperatures)[:, None, None] ** 0.25 * np.random.default_rng(0).normal(size=(2, num_chains, 10))
     result = pl.sample(
@@ -128,6 +126,7 @@ def test_the_warmup_adapts_the_time_step_of_every_chain_and_then_keeps_it():
         num_steps=800, record_every=100, key=0,
     )  # fmt: skip
     time_step = result.trace["time_step"].values
+    assert (result.trace["status"] == pl.Status.RUNNING).all()
     assert np.all(time_step[:, :, 3:] == time_step[:, :, 3:4])
     assert np.all(time_step[:, :, 0] != time_step[:, :, 3])
     assert len(np.unique(time_step[:, :, -1])) == 2 * num_chains
@@ -136,18 +135,9 @@ def test_the_warmup_adapts_the_time_step_of_every_chain_and_then_keeps_it():
     errors = acceptance.std(axis=1, ddof=1) / num_chains**0.5
     # ln δt fluctuated during the warm-up with a variance of order gain·var(acceptance) ≈ 2·400^(−0.6)·0.1 ≈ 0.005;
     # the curvature of the acceptance in ln δt (about −2) turns that into a bias of its mean of about 0.005.
-    assert np.all(np.abs(acceptance.mean(axis=1) - 0.7) < 3 * errors + 0.005)
+    assert np.all(np.abs(acceptance.mean(axis=1) - 0.75) < 3 * errors + 0.005)
 
     logs = np.log(time_step[:, :, -1])
     ratio, error = logs[0].mean() - logs[1].mean(), np.sqrt(np.sum(logs.var(axis=1, ddof=1)) / num_chains)
     assert abs(ratio - np.log(10)) < 3 * error
     assert error < 0.1
-
-
-def test_a_trajectory_that_diverges_is_rejected(linear_task):
-    sampler = pl.hybrid_monte_carlo(linear_task.potential, linear_task.train, num_leapfrog_steps=4, time_step=1e30)
-    result = pl.sample(sampler, linear_task.weights, temperatures=[1e-3], num_steps=3, record_every=1, key=0)
-    assert np.all(result.trace["status"] == pl.Status.RUNNING)
-    assert np.all(result.trace["acceptance"] == 0)
-    assert np.all(result.trace["energy_error"] == np.inf)
-    assert largest_difference(jax.tree.map(lambda leaf: leaf[0, 0], result.weights), linear_task.weights) == 0

@@ -11,7 +11,6 @@ import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin import integrator, masses
 
-# Far apart, so that the statistical error of 𝒱 from 200 mini-batches takes no ratio above the maximum.
 RATIO, MAX_RATIO, T = 0.02, 0.2, 1e-3
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,
@@ -22,8 +21,6 @@ OPTIONS: dict[str, Any] = {
     "refresh_every": 100,
     "max_refresh_interval": 300,
     "refresh_tolerance": 0.3,
-    "variance_block": 100,
-    "variance_max_batches": 200,
 }
 
 
@@ -62,7 +59,6 @@ def test_ratios_are_nominal_after_the_start(small_task, started):
     assert free.mean() > 0.5
     np.testing.assert_allclose(ratios[free], RATIO, rtol=1e-5)
     assert (ratios[~free] < RATIO).all()
-    assert float(state.peak_ratio) == pytest.approx(RATIO, rel=1e-5)
     assert int(state.status) == pl.Status.RUNNING
 
 
@@ -106,7 +102,6 @@ def test_masses_that_are_too_light_are_raised_and_their_momenta_redrawn(small_ta
         assert (old[too_light] != new[too_light]).all()
     np.testing.assert_array_equal(trees.ravel(before.weights), trees.ravel(after.weights))
     assert float(after.raised_share) == pytest.approx(too_light.mean())
-    assert float(after.peak_ratio) == pytest.approx(old_ratios.max(), rel=1e-5)
     assert int(after.num_resets) == 0
 
 
@@ -165,48 +160,31 @@ def test_only_chains_that_are_due_and_running_are_refreshed(started):
 COLD = 1e-7  # so cold that the mini-batch noise of many weights is hotter
 
 
-@pytest.mark.parametrize("subtract", [True, False])
-def test_naive_pseudo_langevin_keeps_its_mass_and_reports_noise_that_is_clipped(small_task, subtract, recwarn):
+def test_naive_pseudo_langevin_keeps_its_mass_and_reports_noise_that_is_clipped(small_task, recwarn):
     sampler = pl.naive_pseudo_langevin(
-        small_task.potential,
-        small_task.train,
-        time_step=0.01,
-        mass=3.0,
-        batch_size=16,
-        subtract_variance=subtract,
-        refresh_every=20,
+        small_task.potential, small_task.train, time_step=0.01, mass=3.0, batch_size=16, refresh_every=20
     )
     result = pl.sample(sampler, small_task.weights, temperatures=[T, COLD], num_steps=40, record_every=20, key=0)
     np.testing.assert_array_equal(trees.ravel(result.states.masses), 3.0)
-    assert (float(trees.squared_norm(result.states.gradient_variance)) > 0) is subtract
     assert np.isfinite(result.trace.loss).all()
-    assert int(result.states.num_refreshes[0]) == (1 if subtract else 0)  # due at 20; 40 is the end
-    assert ("clipped_share" in result.trace) is subtract
-    assert [warning.category for warning in recwarn] == [pl.ClippedNoiseWarning] * subtract
-    if subtract:
-        assert "chain 0 at T = 1e-07: at step 20" in str(recwarn[0].message)
-        variance = jax.tree.map(lambda v: v[1], result.states.gradient_variance)
-        c1, length = sampler.momentum_retention, (1 + sampler.momentum_retention**2) * 0.01 / 2
-        clipped = float(np.mean((1 - c1**4) * 3.0 * COLD < length**2 * np.asarray(trees.ravel(variance))))
-        assert 0.1 < clipped < 0.9
-        np.testing.assert_allclose(result.trace.clipped_share.isel(chain=0, draw=-1), [0.0, clipped], atol=0.01)
+    assert int(result.states.num_refreshes[0]) == 1  # due at 20; 40 is the end
+    assert [warning.category for warning in recwarn] == [pl.ClippedNoiseWarning]
+    assert "chain 0 at T = 1e-07: at step 20" in str(recwarn[0].message)
+    variance = jax.tree.map(lambda v: v[1], result.states.gradient_variance)
+    c1, length = sampler.momentum_retention, (1 + sampler.momentum_retention**2) * 0.01 / 2
+    clipped = float(np.mean((1 - c1**4) * 3.0 * COLD < length**2 * np.asarray(trees.ravel(variance))))
+    assert 0.1 < clipped < 0.9
+    np.testing.assert_allclose(result.trace.clipped_share.isel(chain=0, draw=-1), [0.0, clipped], atol=0.01)
 
 
 def test_the_mass_of_a_group_is_that_of_its_noisiest_weight(small_task, started):
     """A chain with one mass for each row is in `tests/fixtures`."""
     groups: Any = {"row": (1, 10), "tensor": (1, 1)}
     for granularity, shape in groups.items():
-        sampler = make(small_task, masses_per=granularity, refresh_every=50, reset_probability=0.5)
-        state = start(sampler, small_task.weights)
+        state = start(make(small_task, masses_per=granularity), small_task.weights)
         largest = masses.by_group(jnp.max, started[1].masses, granularity)
         np.testing.assert_allclose(trees.ravel(state.masses), trees.ravel(largest), rtol=1e-5)
         assert state.masses["layer1"]["kernel"].shape == shape
-    result = pl.sample(
-        sampler, small_task.weights, temperatures=[T], num_chains=2, num_steps=100, record_every=50, key=0
-    )
-    assert np.isfinite(result.trace.loss).all()
-    assert result.states.masses["layer1"]["kernel"].shape == (2, *shape)
-    assert result.weights["layer1"]["kernel"].shape == (1, 2, 20, 10)
 
 
 def test_a_loss_without_noise_is_not_sampled():

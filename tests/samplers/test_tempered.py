@@ -39,11 +39,11 @@ def predicted_acceptance(cold, hot):
 
 @pytest.mark.parametrize(("sampler", "steps"), [(HYBRID, 10), (BALANCED, 40)], ids=["hybrid", "balanced"])
 def test_replicas_cross_a_barrier_and_keep_the_distributions(sampler, steps):
-    sign = jnp.where(jnp.arange(16) % 2 == 0, 1.0, -1.0)  # half of the chains in each well
+    sign = jnp.where(jnp.arange(32) % 2 == 0, 1.0, -1.0)  # half of the chains in each well
     arguments = {
         "temperatures": TEMPERATURES,
-        "num_chains": 16,
-        "num_steps": 250 * steps,
+        "num_chains": 32,
+        "num_steps": 125 * steps,
         "record_every": steps,
         "observables": {"x": lambda weights, dataset: weights["x"][0]},
         "key": 0,
@@ -53,7 +53,7 @@ def test_replicas_cross_a_barrier_and_keep_the_distributions(sampler, steps):
     if sampler is HYBRID:
         alone = pl.sample(sampler, {"x": sign[None, :, None]}, **arguments).trace
         assert (np.diff(np.sign(alone.x.values[1]), axis=-1) != 0).sum() <= 2  # the barrier is 12.5 T
-    assert trace.round_trips.isel(draw=-1).sum() > 500
+    assert (np.diff(trace.replica_temperature.values[1], axis=-1) != 0).sum() > 500
     for index, temperature in enumerate(TEMPERATURES):
         share = average(trace.x.values[index, :, 25:] > 0)
         assert share.mean == pytest.approx(0.5, abs=4 * share.standard_error)
@@ -61,16 +61,15 @@ def test_replicas_cross_a_barrier_and_keep_the_distributions(sampler, steps):
         assert mean.mean == pytest.approx(expectation(lambda u: u, temperature), abs=4 * mean.standard_error)
     measured = trace.swap_acceptance.isel(draw=-1).mean("chain").sortby("temperature").values
     for index, (cold, hot) in enumerate([(0.08, 0.16), (0.16, 0.3), (0.3, 0.6)]):
-        # 250 proposals in each of 16 chains, correlated over a few.
+        # 125 proposals in each of 32 chains, correlated over a few.
         assert measured[index] == pytest.approx(predicted_acceptance(cold, hot), abs=0.025)
     assert np.isnan(measured[-1])
     replicas = np.sort(trace.replica_temperature.values, axis=0)
-    np.testing.assert_allclose(replicas[:, :, -1], np.sort(TEMPERATURES)[:, None].repeat(16, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(replicas[:, :, -1], np.sort(TEMPERATURES)[:, None].repeat(32, axis=1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("sampler", [HYBRID, BALANCED], ids=["hybrid", "balanced"])
-def test_an_interrupted_run_with_exchange_continues_to_the_same_bits(sampler):
-    run = pl.Run(pl.replica_exchange(sampler, every=5), temperatures=TEMPERATURES, num_chains=2)
+def test_an_interrupted_run_with_exchange_continues_to_the_same_bits():
+    run = pl.Run(pl.replica_exchange(BALANCED, every=5), temperatures=TEMPERATURES, num_chains=2)
     states = run.start({"x": jnp.ones(1)}, 3)
     keys = np.asarray(jax.random.key_data(states.key))
     complete = list(run.records(states, stop=40, every=10))[-1]
@@ -82,9 +81,9 @@ def test_an_interrupted_run_with_exchange_continues_to_the_same_bits(sampler):
     np.testing.assert_array_equal(jax.random.key_data(complete.states.key), keys)
 
 
-@pytest.mark.parametrize("sampler", [BALANCED, PSEUDO, FULL], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize("sampler", [PSEUDO, FULL], ids=lambda sampler: sampler.name)
 def test_another_temperature_keeps_position_and_thermal_momenta(sampler):
-    state = sampler.init(jax.random.key(0), {"x": jnp.ones(1)}, 1.0)
+    state = jax.jit(lambda s: s.init(jax.random.key(0), {"x": jnp.ones(1)}, 1.0))(sampler)
     cold = sampler.at_temperature(state, jnp.asarray(0.1))
     position, colder = (trees.ravel(sampler.position(s)) for s in (state, cold))
     np.testing.assert_allclose(colder, position, rtol=1e-5)
@@ -97,7 +96,8 @@ def test_another_temperature_keeps_position_and_thermal_momenta(sampler):
 def test_masses_of_hot_chains_keep_the_regulariser_stable():
     potential = pl.Potential(DOUBLE_WELL.per_example_loss, weight_decay=2.0)
     sampler = pl.pseudo_langevin(potential, NOISE, batch_size=10)
-    hot = sampler.at_temperature(sampler.init(jax.random.key(0), {"x": jnp.ones(1)}, 1.0), jnp.asarray(1e6))
+    state = jax.jit(lambda s: s.init(jax.random.key(0), {"x": jnp.ones(1)}, 1.0))(sampler)
+    hot = sampler.at_temperature(state, jnp.asarray(1e6))
     minimum = 2.0 * (sampler.time_step / sampler.max_regularizer_frequency) ** 2
     np.testing.assert_allclose(trees.ravel(hot.masses), minimum, rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Data sets of the paper, noisy spin vectors and projected FashionMNIST, and any images in IDX files."""
+"""Data sets of the paper, noisy spin vectors and FashionMNIST, and any images in IDX files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,11 @@ from .dataset import Dataset
 
 PARTS = (("train-images", 3), ("train-labels", 1), ("t10k-images", 3), ("t10k-labels", 1))  # files and numbers of axes
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
-CONTENTS_SHA256 = {  # of the uncompressed files; Debian compresses them again
+CONTENTS_SHA256 = {  # of the uncompressed files
     "train-images": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
     "t10k-images": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-}
-ARCHIVE_SHA256 = {  # of the gzip files that a download fetches
-    "train-images": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "train-labels": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "t10k-images": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "t10k-labels": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
 
 
@@ -80,39 +74,13 @@ def _spins(key: Key, probability_of_minus: float, shape: tuple[int, ...]) -> Arr
     return jnp.where(jax.random.bernoulli(key, probability_of_minus, shape), -1, 1).astype(jnp.int8)
 
 
-class Splits(NamedTuple):
-    """Training, validation and test images; no validation images if none were set aside."""
-
-    train: Dataset
-    validation: Dataset | None
-    test: Dataset
-
-
-def fashion_mnist(
-    key: Key,
-    *,
-    folder: str | Path | None = None,
-    projected: bool = True,
-    dimension: int = 100,
-    num_validation: int = 10_000,
-    download: bool = False,
-) -> Splits:
-    """Return FashionMNIST as in the paper: 50 000 training, 10 000 validation and 10 000 test images in ten classes.
-
-    Projected, an image x becomes the signs of `dimension` random sums of its pixels 0 … 255 (eq:projectedFMNIST),
-
-        x̃_k = sign(Σ_ij x_ij·P_ijk),    P_ijk = ±1 with equal probability,    sign(0) = 0,
-
-    as int8. Otherwise an input is the 784 pixels in a row as float32 in [0, 1].
+def fashion_mnist(*, folder: str | Path | None = None, download: bool = False) -> tuple[Dataset, Dataset]:
+    """Return the 60 000 training and 10 000 test images of FashionMNIST as `idx` does, verified by checksums.
 
     Args:
-        key: random key of the projection.
         folder: where the four IDX files are, plain or gzipped; default: where the Debian package
             dataset-fashion-mnist puts them.
-        projected: whether the network sees random projections, as in the paper, or the pixels.
-        dimension: components of a projected image, d.
-        num_validation: number of the 60 000 images, taken from the end, that are set aside for validation.
-        download: fetch missing files into the folder, or the user's cache, and verify them; needs pooch.
+        download: fetch missing files into the folder, or the user's cache; needs pooch.
     """
     if folder is None and all(find_file(DEBIAN_FOLDER, part, num_axes) for part, num_axes in PARTS):
         folder = DEBIAN_FOLDER
@@ -122,48 +90,43 @@ def fashion_mnist(
         remedy = "give the folder with its four IDX files, or allow the download (download = true)"
         package = "install the Debian package dataset-fashion-mnist"
         raise ValueError(f"FashionMNIST is not in {DEBIAN_FOLDER}: {package}, {remedy}")
-    return _splits(key, _read_folder(folder, sha256=CONTENTS_SHA256), projected, dimension, num_validation)
+    return _images(folder, 10, CONTENTS_SHA256)
 
 
-def idx(
-    key: Key,
-    *,
-    folder: str | Path,
-    projected: bool = False,
-    dimension: int = 100,
-    num_classes: int = 10,
-    num_validation: int = 0,
-) -> Splits:
-    """Return images from IDX files (MNIST, KMNIST, your own), split and projected as `fashion_mnist` does.
+def idx(*, folder: str | Path, num_classes: int = 10) -> tuple[Dataset, Dataset]:
+    """Return training and test images from IDX files (MNIST, KMNIST, your own), their pixels as float32 in [0, 1].
 
     Args:
-        key: random key of the projection.
         folder: holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
             t10k-labels-idx1-ubyte, plain or gzipped (.gz).
-        projected: whether inputs are signs of random projections, or the pixels in [0, 1].
-        dimension: components of a projected image, d.
         num_classes: labels are 0 … `num_classes` − 1.
-        num_validation: number of training images, taken from the end, that are set aside for validation.
     """
     check_integer("num_classes", num_classes, minimum=2, maximum=256, remedy="labels are bytes")
-    return _splits(key, _read_folder(folder, num_classes), projected, dimension, num_validation)
+    return _images(folder, num_classes, {})
 
 
-def _splits(key: Key, arrays: list[np.ndarray], projected: bool, dimension: int, num_validation: int) -> Splits:
-    images, labels, test_images, test_labels = arrays
-    check_integer("num_validation", num_validation, minimum=0, maximum=len(images) - 1, remedy="leave some to train on")
-    check_integer("dimension", dimension, minimum=1)
-    pixels = [each.reshape(len(each), -1) for each in (images, test_images)]
-    if projected:
-        # Sums of up to 65 536 bytes are integers below 2²⁴, exact in float32 in whatever order they are added.
-        projection = np.asarray(_spins(key, 0.5, (pixels[0].shape[1], dimension)), np.float32)
-        inputs = [np.sign(each.astype(np.float32) @ projection).astype(np.int8) for each in pixels]
-    else:
-        inputs = [each.astype(np.float32) / np.float32(255) for each in pixels]
-    classes, num_train = labels.astype(np.int32), len(images) - num_validation
-    held_out = Dataset(inputs[0][num_train:], classes[num_train:]) if num_validation else None
-    train = Dataset(inputs[0][:num_train], classes[:num_train])
-    return Splits(train, held_out, Dataset(inputs[1], test_labels.astype(np.int32)))
+def _images(folder: str | Path, num_classes: int, sha256: Mapping[str, str]) -> tuple[Dataset, Dataset]:
+    """Return the images of a folder, whose files are checked against each other and checksums."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"folder = {str(folder)!r} is not a folder; give the one with the IDX files")
+    arrays = []
+    for part, num_axes in PARTS:
+        if (path := find_file(folder, part, num_axes)) is None:
+            raise ValueError(f"{Path(folder, f'{part}-idx{num_axes}-ubyte')}, plain or with .gz, is missing")
+        arrays.append(read_idx(path, num_axes, sha256.get(part)))
+    sets = []
+    for images, labels in (arrays[:2], arrays[2:]):
+        if len(images) != len(labels) or images.shape[1:] != arrays[0].shape[1:]:
+            found = f"{len(labels)} labels and images of shape {images.shape}"
+            raise ValueError(
+                f"{folder}: {found}; every image must have a label, and all the size {arrays[0].shape[1:]}"
+            )
+        if labels.max() >= num_classes:
+            remedy = "raise num_classes, or fetch the file again"
+            raise ValueError(f"{folder}: labels go up to {labels.max()}, and num_classes = {num_classes}; {remedy}")
+        pixels = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+        sets.append(Dataset(pixels, labels.astype(np.int32)))
+    return sets[0], sets[1]
 
 
 def read_idx(path: Path, num_axes: int, sha256: str | None = None) -> np.ndarray:
@@ -175,19 +138,17 @@ def read_idx(path: Path, num_axes: int, sha256: str | None = None) -> np.ndarray
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is a damaged gzip file: {error}; fetch it again") from None
-    except (OSError, MemoryError) as error:
+    except (OSError, MemoryError, zlib.error, EOFError) as error:  # OSError: damaged gzip headers as well
         raise ValueError(f"{path} cannot be read: {error or 'too large for the memory'}; fetch it again") from None
-    if content[:4] != bytes([0, 0, 8, num_axes]):
-        expected = f"an IDX file of unsigned bytes with {num_axes} axes, which begins with 00 00 08 0{num_axes}"
-        raise ValueError(f"{path} is not {expected}: it begins with {content[:4].hex(' ') or 'nothing'}")
     start = 4 + 4 * num_axes
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
-    if not (present := len(content) - start) == math.prod(shape) > 0:
-        raise ValueError(f"{path} has {max(present, 0)} bytes of data for the shape {shape}; fetch it again")
-    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise ValueError(f"{path} has the wrong checksum: sha256 of its contents is {found}, not {sha256}")
+    if content[:4] != bytes([0, 0, 8, num_axes]) or not len(content) - start == math.prod(shape) > 0:
+        found = f"it has {len(content)} bytes and begins with {content[:start].hex(' ') or 'nothing'}"
+        expected = f"a complete IDX file of unsigned bytes with {num_axes} axes"
+        raise ValueError(f"{path} is not {expected}: {found}; fetch it again")
+    if sha256 is not None and (checksum := hashlib.sha256(content).hexdigest()) != sha256:
+        why = f"has the wrong checksum: sha256 of its contents is {checksum}, not {sha256}"
+        raise ValueError(f"{path} {why}; delete it and fetch it again")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -197,32 +158,8 @@ def find_file(folder: str | Path, part: str, num_axes: int) -> Path | None:
     return next((path for name in names if (path := Path(folder, name)).is_file()), None)
 
 
-def _read_folder(
-    folder: str | Path, num_classes: int = 10, sha256: Mapping[str, str] | None = None
-) -> list[np.ndarray]:
-    """Return images and labels, then test images and test labels, checked against each other and checksums."""
-    if not Path(folder).is_dir():
-        raise ValueError(f"folder = {str(folder)!r} is not a folder; give the one with the IDX files")
-    arrays = []
-    for part, num_axes in PARTS:
-        if (path := find_file(folder, part, num_axes)) is None:
-            raise ValueError(f"{Path(folder, f'{part}-idx{num_axes}-ubyte')}, plain or with .gz, is missing")
-        arrays.append(read_idx(path, num_axes, (sha256 or {}).get(part)))
-    for prefix, images, labels in (("train", arrays[0], arrays[1]), ("t10k", arrays[2], arrays[3])):
-        if len(images) != len(labels):
-            raise ValueError(f"{folder}: {len(images)} {prefix} images and {len(labels)} labels; they must be as many")
-        if labels.max() >= num_classes:
-            allowed = f"num_classes = {num_classes} allows 0 … {num_classes - 1}"
-            remedy = "raise num_classes, or fetch the file again"
-            raise ValueError(f"{folder}: {prefix} labels go up to {labels.max()}, and {allowed}; {remedy}")
-        if images.shape[1:] != arrays[0].shape[1:]:
-            found = f"train images are {arrays[0].shape[1:]} and t10k images {images.shape[1:]} pixels"
-            raise ValueError(f"{folder}: {found}; they must be of one size")
-    return arrays
-
-
 def _download(folder: str | Path | None) -> Path:
-    """Fetch missing files; a file gets its final name only when complete and verified."""
+    """Fetch missing files; a file gets its final name only when complete."""
     try:
         pooch: Any = importlib.import_module("pooch")
     except ImportError:
@@ -235,8 +172,8 @@ def _download(folder: str | Path | None) -> Path:
             continue
         name = f"{part}-idx{num_axes}-ubyte.gz"
         try:
-            pooch.retrieve(source + name, known_hash=f"sha256:{ARCHIVE_SHA256[part]}", fname=name, path=target)
-        except (OSError, ValueError) as error:  # the network's errors are OSErrors; a wrong checksum is a ValueError
+            pooch.retrieve(source + name, known_hash=None, fname=name, path=target)
+        except OSError as error:  # errors of the network as well
             why = " ".join(str(error).split())
             raise ValueError(f"{name} could not be fetched from {source}: {why}; give a folder with it") from None
     return target

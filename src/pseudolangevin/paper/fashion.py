@@ -13,7 +13,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -67,8 +66,8 @@ def projected(images: Dataset) -> Dataset:
 def splits(out: Path) -> tuple[Dataset, Dataset, Dataset]:
     """Return the images to train with, their projections, and those to test with."""
     folder = out / "fashion-mnist" if (out / "fashion-mnist").is_dir() else None
-    images = tasks.fashion_mnist(jax.random.key(0), folder=folder, projected=False, num_validation=0)
-    return images.train, projected(images.train), projected(images.test)
+    train, test = tasks.fashion_mnist(folder=folder)
+    return train, projected(train), projected(test)
 
 
 def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:

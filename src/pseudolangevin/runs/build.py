@@ -213,8 +213,9 @@ def _network(network: Network, allow_code: bool) -> tuple[Callable[[Key], Weight
 
 def _data(task: Any) -> tuple[Dataset, Dataset | None]:
     if not isinstance(task, Files):
-        splits = getattr(tasks, task.kind)(jax.random.key(task.seed), **task.model_dump(exclude={"kind", "seed"}))
-        return splits[0], splits[-1]
+        options = task.model_dump(exclude={"kind"})
+        key = [jax.random.key(options.pop("seed"))] if "seed" in options else []
+        return getattr(tasks, task.kind)(*key, **options)
     names = ["inputs", "targets", "test_inputs", "test_targets"]
     if task.file is not None:
         arrays = _load(task.file)

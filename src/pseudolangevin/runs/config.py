@@ -167,8 +167,8 @@ CHOICES: dict[str, dict[str, type[Section]]] = {
         "spin_vectors": section_of(
             tasks.spin_vectors, "kind", "spin_vectors", num_train=55_800, num_test=10_044, seed=_seed(6, "the data")
         ),
-        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist", seed=_seed(0, "the projection")),
-        "idx": section_of(tasks.idx, "kind", "idx", seed=_seed(0, "the projection")),
+        "fashion_mnist": section_of(tasks.fashion_mnist, "kind", "fashion_mnist"),
+        "idx": section_of(tasks.idx, "kind", "idx"),
         "files": Files,
     },
     "sampler": {name: section_of(cls, "name", name) for name, cls in SAMPLERS.items()},

@@ -105,16 +105,15 @@ class Sampler(ABC):
     packs: ClassVar[bool] = False  # whether `step` accepts weights that are packed into one vector
     batch_size: ClassVar[int | None] = None  # a field of the samplers that use mini-batches
     exchange_every: ClassVar[int | None] = None  # a field of `samplers.tempered.ReplicaExchange`
-    own_arguments: ClassVar[dict[str, str]] = _arguments(__doc__ or "")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class as a pytree, and put the arguments of its bases before its own in the docstring."""
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_node(cls, _flatten, partial(_unflatten, cls))
         head, _, tail = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")
-        cls.own_arguments, arguments = _arguments(cls.__doc__ or ""), dict[str, str]()
-        for base in reversed(cls.__mro__):
-            arguments |= vars(base).get("own_arguments", {})
+        arguments: dict[str, str] = {}
+        for documented in (*reversed(cls.__bases__), cls):
+            arguments |= _arguments(documented.__doc__ or "")
         example = tail.partition("\n\n")[2]
         cls.__doc__ = "\n".join([head.rstrip(), "", "Args:", *arguments.values(), "", example]).rstrip()
 
@@ -123,9 +122,9 @@ class Sampler(ABC):
             remedy = "pass pl.classification(apply), pl.Potential(loss) or pl.log_density(f)"
             raise ValueError(f"potential = {self.potential!r} is not a Potential; {remedy}")
         if self.potential.needs_data != isinstance(self.dataset, Dataset):
-            why = ", but a log_density has no data; leave the data set out"
-            why = " is not a Dataset; pass pl.Dataset(inputs, targets)" if self.potential.needs_data else why
-            raise ValueError(f"dataset = {self.dataset!r}{why}")
+            without = "is given, but a log_density has no data; leave the data set out"
+            why = "is not a Dataset; pass pl.Dataset(inputs, targets)" if self.potential.needs_data else without
+            raise ValueError(f"dataset = {self.dataset!r} {why}")
         if not self.potential.needs_data:  # one empty example
             if "batch_size" in _fields(self):
                 remedy = "use hybrid_monte_carlo or full_batch_langevin"
@@ -261,11 +260,10 @@ class Sampler(ABC):
         the mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
         very_large, running = trees.num_weights(state.weights) >= VERY_LARGE, state.status == Status.RUNNING
-        dataset: Any = self.dataset
 
         def one(index: Array, moved: Any) -> Any:
             fetched = jax.tree.map(lambda array: array[index], batches)
-            stepped = self.step(moved, self.draw(moved) if batches is None else dataset.decode(fetched))
+            stepped = self.step(moved, self.draw(moved) if batches is None else fetched)
             return trees.select(running, stepped, moved) if very_large else stepped
 
         def many(index: Array, moved: Any) -> Any:

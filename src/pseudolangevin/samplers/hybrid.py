@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +18,8 @@ from jax import lax
 from .. import _trees as trees
 from .. import integrator, masses
 from .._trees import Array, Batch, Key, Stream, Weights
-from ..gradients import Sum, difference, exact_energy, sum_of_squares
+from ..gradients import Sum, difference, exact_energy, product, total
 from .base import Count, ExactGradient, Natural, Positive
-
-Acceptance: TypeAlias = Annotated[
-    float, partial(trees.check_interval, low=0, high=1, remedy="0.65 to 0.8 is usual", open_ends=True)
-]
 
 
 class HybridState(NamedTuple):
@@ -76,7 +71,6 @@ class HybridMonteCarlo(ExactGradient):
         time_step: δt; the start of the adaptation if there is a warm-up.
         warmup_moves: number of first moves during which δt is adapted, separately in every chain; leave them out of
             averages. If δt starts within a factor of ten, 100 moves are usually enough.
-        target_acceptance: share of accepted moves that the warm-up aims at.
 
     Example:
         >>> sampler = pl.hybrid_monte_carlo(potential, train, num_leapfrog_steps=500, time_step=0.01)
@@ -86,7 +80,7 @@ class HybridMonteCarlo(ExactGradient):
     num_leapfrog_steps: Count
     time_step: Positive
     warmup_moves: Natural = 0
-    target_acceptance: Acceptance = 0.75
+    target_acceptance: ClassVar[float] = 0.75  # share of accepted moves that the warm-up aims at
     name: ClassVar[str] = "hybrid_monte_carlo"
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> HybridState:
@@ -135,7 +129,9 @@ class HybridMonteCarlo(ExactGradient):
 
     def _twice_reduced_kinetic_energy(self, state: HybridState, momentum: Weights) -> Sum:
         """Return Σ p²/(M·T), a compensated sum of about N."""
-        return sum_of_squares(jax.tree.map(lambda p, m: p / jnp.sqrt(m * state.temperature), momentum, state.masses))
+        reduced = jax.tree.map(lambda p, m: p / jnp.sqrt(m * state.temperature), momentum, state.masses)
+        flat = trees.ravel(reduced)
+        return total(product(flat, flat))
 
     def continue_from(self, state: HybridState, other: HybridState) -> HybridState:
         """Return `state` at the weights of `other`; U may depend on the temperature, so it is computed."""

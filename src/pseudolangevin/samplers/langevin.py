@@ -31,7 +31,6 @@ Retention: TypeAlias = Annotated[
         open_ends=True,
     ),
 ]
-Frequency: TypeAlias = Annotated[float, partial(trees.check_interval, low=1e-6, high=1, remedy="0.1 is stable enough")]
 
 
 class LangevinState(NamedTuple):
@@ -47,7 +46,6 @@ class LangevinState(NamedTuple):
     gradient_variance: Weights  # current 𝒱, which the injected noise is reduced by; the mean of each group of masses
     last_refresh: Array  # step of the last measurement of 𝒱
     next_refresh: Array  # step of the next measurement of 𝒱
-    peak_ratio: Array  # largest 𝒯_i found by the last refresh, before masses were raised
     raised_share: Array  # share of the masses that the last refresh raised
     num_refreshes: Array
     num_resets: Array
@@ -93,21 +91,18 @@ class Langevin(Sampler):
         common = self.beginning(key, weights, temperature)
         variance_key, momentum_key = jax.random.split(trees.key_for(key, Stream.INIT, 0))
         measured = self.measure_variance(variance_key, weights)
-        current = masses.by_group(jnp.mean, measured, self.masses_per)
         counts = ("last_refresh", "next_refresh", "num_refreshes", "num_resets", "warmup_end")
         state = LangevinState(
             half_step_momentum=weights,
             masses=self.initial_masses(measured, weights, common["temperature"]),
-            gradient_variance=current,
-            peak_ratio=common["temperature"],
+            gradient_variance=masses.by_group(jnp.mean, measured, self.masses_per),
             raised_share=jnp.zeros(()),
             friction_gain=jnp.ones(()),
             friction_load=jnp.zeros(()),
             **common,
             **{name: jnp.zeros((), jnp.int32) for name in counts},
         )
-        momentum, ratios = self.draw_momentum(momentum_key, state), self.temperature_ratios(state, current)
-        return state._replace(half_step_momentum=momentum, peak_ratio=trees.largest(ratios))
+        return state._replace(half_step_momentum=self.draw_momentum(momentum_key, state))
 
     def step(self, state: LangevinState, batch: Batch | None) -> LangevinState:
         weights, momentum = integrator.step(
@@ -188,18 +183,15 @@ class MinibatchLangevin(Langevin):
     """Langevin dynamics with mini-batch gradients whose variance 𝒱 is measured from time to time.
 
     Args:
-        batch_size: examples per mini-batch, S; default: 1 % of the data set, 10 % for balanced Langevin. Diffusion
-            per step grows as S, so the best value is the largest that the device computes at no extra cost.
+        batch_size: examples per mini-batch, S, the most that cost nothing extra; default: 1 % of the data set, 10 % for
+            balanced Langevin. Diffusion per step grows as S.
         refresh_every: steps between measurements of 𝒱; as long as they agree, the interval grows: 1×, 2×, 3×…
         max_refresh_interval: longest interval between measurements of 𝒱, in steps.
-        refresh_tolerance: measurements agree if the root of the mean 𝒱 of every tensor changed by at most this share.
+        refresh_tolerance: largest change of the root of the mean 𝒱 of a tensor for measurements that agree, a share.
         variance_from: source of 𝒱: "examples", the gradients of single examples in one pass, or "minibatches", as in
-            the paper; "auto" is "examples", with fewer of them unless the network is feed-forward.
+            the paper: 100 to 1 000 of them, until another 100 change no component's standard deviation by 10 %.
         variance_examples: number of examples that the pass visits, all of them if there are fewer; default: 100 000 or
-            20 batches, whichever is more, and 2 048 for "auto" and a network that is not feed-forward.
-        variance_block: mini-batches per block when 𝒱 is measured from mini-batches.
-        variance_max_batches: largest number of mini-batches for one measurement.
-        variance_tolerance: 𝒱 has converged when another block changes no component's standard deviation by more.
+            20 batches, whichever is more, and 2 048 for a network that is not feed-forward.
         precision: precision of the matrix products in mini-batch gradients; None is the device's default, and on an
             NVIDIA GPU, for feed-forward classifiers of spins or bytes, kernels with bfloat16 factors.
     """
@@ -208,11 +200,8 @@ class MinibatchLangevin(Langevin):
     refresh_every: Count = 5_000
     max_refresh_interval: Count = 50_000
     refresh_tolerance: Positive = 0.1
-    variance_from: Literal["auto", "examples", "minibatches"] = "auto"
+    variance_from: Literal["examples", "minibatches"] = "examples"
     variance_examples: Several | None = None
-    variance_block: Several = 100
-    variance_max_batches: Several = 1_000
-    variance_tolerance: Positive = 0.1
     precision: str | None = None
     warmup_refreshes: ClassVar[int] = 0
     default_share: ClassVar[float] = 0.01  # of the data set, for the batch size
@@ -222,7 +211,6 @@ class MinibatchLangevin(Langevin):
         super().__post_init__()
         self.complete_batch_size(self.default_share, 2, "full_batch_langevin")
         trees.check_integer("max_refresh_interval", self.max_refresh_interval, minimum=self.refresh_every)
-        trees.check_integer("variance_max_batches", self.variance_max_batches, minimum=self.variance_block)
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> LangevinState:
         first = max(1, self.refresh_every >> self.warmup_refreshes)
@@ -234,15 +222,12 @@ class MinibatchLangevin(Langevin):
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
         batch_size = self.batch_size or 0
         if self.variance_from == "minibatches":
-            return masses.variance_from_minibatches(
-                lambda draw_key: self.gradient(weights, self.dataset.draw(draw_key, batch_size)),
-                key,
-                weights,
-                block_size=self.variance_block,
-                max_batches=self.variance_max_batches,
-                tolerance=self.variance_tolerance,
-            )[0]
-        cheap = self.variance_from == "examples" or self.potential.gradient_moments is not None
+
+            def gradient(key: Key) -> Weights:
+                return self.gradient(weights, self.dataset.draw(key, batch_size))
+
+            return masses.variance_from_minibatches(gradient, key, weights)[0]
+        cheap = self.potential.gradient_moments is not None
         num = self.variance_examples or (max(100_000, 20 * batch_size) if cheap else 2_048)
         sizes = {"batch_size": batch_size, "num_examples": num}
         return masses.variance_from_examples(self.potential, key, weights, self.dataset, **sizes)
@@ -272,7 +257,6 @@ class MinibatchLangevin(Langevin):
         return found | {
             "temperature_ratio": trees.quantiles(ratios, RATIO_QUANTILES),
             "max_temperature_ratio": trees.largest(ratios),
-            "peak_temperature_ratio": state.peak_ratio,
             "gradient_variance": trees.by_layer(trees.mean, per_weight),
             "raised_share": state.raised_share,
             "refresh_interval": state.next_refresh - state.last_refresh,
@@ -300,9 +284,9 @@ class NaivePseudoLangevin(MinibatchLangevin):
         return jax.tree.map(lambda w: jnp.full_like(w, self.mass), weights)
 
     def measure_variance(self, key: Key, weights: Weights) -> Weights:
-        return (
-            super().measure_variance(key, weights) if self.subtract_variance else jax.tree.map(jnp.zeros_like, weights)
-        )
+        if not self.subtract_variance:
+            return jax.tree.map(jnp.zeros_like, weights)
+        return super().measure_variance(key, weights)
 
     @property
     def refreshes(self) -> bool:
@@ -310,8 +294,7 @@ class NaivePseudoLangevin(MinibatchLangevin):
 
     def refresh(self, state: LangevinState) -> LangevinState:
         key = jax.random.split(trees.key_for(state.key, Stream.REFRESH, state.step), 3)[0]
-        state = self.remeasure(state, self.measure_variance(key, state.weights))
-        return state._replace(peak_ratio=trees.largest(self.temperature_ratios(state, state.gradient_variance)))
+        return self.remeasure(state, self.measure_variance(key, state.weights))
 
     def measure(self, state: LangevinState, exact_gradient: Weights) -> dict[str, Array]:
         """Return also the share of the weights whose mini-batch noise alone exceeds the thermal noise.
@@ -333,7 +316,6 @@ class NoiseMassLangevin(MinibatchLangevin):
     Args:
         mass_floor: masses are at least those of this share of the tensor's mean 𝒱. The floor keeps the chain finite
             when a unit that was silent for every example becomes active; a larger floor slows quiet weights.
-        max_regularizer_frequency: masses are at least such that the regulariser alone oscillates with ω·δt ≤ this.
         masses_per: "weight", or "row" or "tensor" to save memory; a group's mass is that of its noisiest weight.
     """
 
@@ -341,8 +323,8 @@ class NoiseMassLangevin(MinibatchLangevin):
     temperature_ratio: Positive
     max_temperature_ratio: Positive | None = None
     mass_floor: Share = 0.01
-    max_regularizer_frequency: Frequency = 0.1
     masses_per: masses.Granularity = "weight"  # type: ignore[misc]
+    max_regularizer_frequency: ClassVar[float] = 0.1  # of the oscillation by the regulariser alone, as ω·δt
     default_limit: ClassVar[float] = 1.0  # of `max_temperature_ratio`, in units of `temperature_ratio`
 
     def __post_init__(self) -> None:
@@ -351,11 +333,6 @@ class NoiseMassLangevin(MinibatchLangevin):
             why = f"is below temperature_ratio = {self.temperature_ratio:g}: every mass would be raised at once"
             remedy = "raise the first or lower the second"
             raise ValueError(f"max_temperature_ratio = {self.ratio_limit:g} {why}; {remedy}")
-        if self.mass_floor == 0 and not self.potential.regularizes_every_weight:
-            remedy = "keep mass_floor at 0.01 or give the potential a weight_decay"
-            raise ValueError(
-                f"mass_floor = 0 with weight_decay = 0 leaves weights without noise without a mass; {remedy}"
-            )
 
     @property
     def ratio_limit(self) -> float:
@@ -388,7 +365,6 @@ class NoiseMassLangevin(MinibatchLangevin):
         excess = jax.tree.map(lambda r: r / self.ratio_limit, ratios)
         raised = state._replace(
             masses=jax.tree.map(lambda m, x: m * jnp.maximum(x, 1.0), state.masses, excess),
-            peak_ratio=trees.largest(ratios),
             raised_share=trees.mean(jax.tree.map(lambda x: (x > 1).astype(x.dtype), excess)),
         )
         return raised, excess
@@ -418,8 +394,8 @@ class PseudoLangevin(NoiseMassLangevin):
         max_temperature_ratio: 𝒯max, the ratio above which a mass is raised; default: `temperature_ratio`.
         reset_probability: ρ_reset. Resets more frequent than the relaxation time bias the samples towards a large 𝒱;
             with 0, masses are only raised.
-        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`; each of them is a reset, as
-            𝒱 grows by orders of magnitude while a trained start thermalises. 0 is the paper's scheme.
+        warmup_refreshes: number k of early refreshes, after 2⁻ᵏ, 2⁻ᵏ⁺¹… of `refresh_every`, each of them a reset: 𝒱
+            grows by orders of magnitude while a trained start thermalises. 0 is the paper's scheme.
 
     Example:
         >>> sampler = pl.pseudo_langevin(potential, train, batch_size=558, temperature_ratio=0.01)

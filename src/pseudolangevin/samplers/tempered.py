@@ -88,11 +88,9 @@ def annealed(sampler: Kind, temperatures: Callable[[Any], Any], *, every: int) -
 
 
 class Visits(NamedTuple):
-    """Travels of the replica that is at one temperature, and the swaps with the next hotter temperature."""
+    """The replica that is at one temperature, and the swaps with the next hotter temperature."""
 
     start: Array  # temperature at which the replica started
-    last_end: Array  # end of the grid that the replica visited last: 1 the coldest, 2 the hottest after the coldest
-    round_trips: Array  # trips of the replica from the coldest temperature to the hottest and back
     num_proposed: Array
     num_accepted: Array
 
@@ -104,7 +102,7 @@ class ReplicaExchange(Base):
 
     def init(self, key: Key, weights: Weights, temperature: Array | float) -> Any:
         state = super().init(key, weights, temperature)
-        visits = Visits(state.temperature, *[jnp.zeros((), jnp.int32)] * 4)
+        visits = Visits(state.temperature, *[jnp.zeros((), jnp.int32)] * 2)
         kind: Any = type(state)
         return _with_visits(kind)(*state, visits)
 
@@ -135,13 +133,8 @@ class ReplicaExchange(Base):
         others = jax.tree.map(lambda leaf: leaf[source], states)
         moved = jax.vmap(lambda s, other: self.at(s.temperature).continue_from(s, other))(states, others)
         moved = jax.vmap(trees.select)(source != jnp.arange(size), moved, states)
-        replica = others.visits
-        end = replica.last_end
-        at_hottest = end.at[order[-1]].set(jnp.where(end == 1, 2, end)[order[-1]])
         visits = Visits(
-            start=replica.start,
-            last_end=at_hottest.at[order[0]].set(1),
-            round_trips=replica.round_trips.at[order[0]].add(end[order[0]] == 2),
+            start=others.visits.start,
             num_proposed=states.visits.num_proposed.at[cold].add(proposed),
             num_accepted=states.visits.num_accepted.at[cold].add(accepted),
         )
@@ -152,7 +145,6 @@ class ReplicaExchange(Base):
         return super().measure(state, exact_gradient) | {
             "swap_acceptance": visits.num_accepted / visits.num_proposed.astype(state.temperature.dtype),
             "replica_temperature": visits.start,
-            "round_trips": visits.round_trips,
         }
 
 
@@ -160,7 +152,7 @@ def replica_exchange(sampler: Kind, *, every: int = 100) -> Kind:
     """Return the sampler with swaps of weights between neighbouring temperatures (parallel tempering).
 
     A round of swaps needs U of every chain on the full data set. The trace has `swap_acceptance` (with the next hotter
-    temperature), `replica_temperature` (where the replica started) and `round_trips` (of that replica).
+    temperature) and `replica_temperature` (where the replica started).
 
     Args:
         sampler: any sampler with a temperature.
