@@ -1,9 +1,9 @@
 """Data in host memory or on disk against data on the device: time per step, N = 101 610, mini-batches of 5 080.
 
-    python benchmarks/streamed_data.py result.json [--examples 7300000] [--seconds 5]
+    python benchmarks/streamed_data.py result.json [--examples 7300000] [--bit-examples 45000000] [--seconds 5]
 
 The data set is more than seven times as large as what a streamed run has on the device at a time, a few blocks of
-mini-batches.
+mini-batches. It is streamed as int8, and as bits (`pl.Signs`) with more examples.
 """
 
 import argparse
@@ -45,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--examples", type=int, default=7_300_000)
+    parser.add_argument("--bit-examples", type=int, default=45_000_000)
     parser.add_argument("--hidden", type=int, default=500)
     parser.add_argument("--batch", type=int, default=5_080)
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -52,14 +53,22 @@ def main() -> None:
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 2, (options.examples, 100), np.int8) * np.int8(2) - np.int8(1)
     targets = rng.integers(0, 10, options.examples, np.int32)
+    bits = rng.integers(0, 256, (options.bit_examples, 13), np.uint8)
+    bit_targets = rng.integers(0, 10, options.bit_examples, np.int32)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/inputs.npy", inputs)
-        mapped = np.load(f"{folder}/inputs.npy", mmap_mode="r")
+        np.save(f"{folder}/bits.npy", bits)
+
+        def mapped(name: str) -> np.ndarray:
+            return np.load(f"{folder}/{name}.npy", mmap_mode="r")
+
         datasets = {
             "on the device": lambda: pl.Dataset(inputs, targets),
             "in host memory": lambda: pl.StreamedDataset(inputs, targets),
-            "memory-mapped file": lambda: pl.StreamedDataset(mapped, targets),
+            "memory-mapped file": lambda: pl.StreamedDataset(mapped("inputs"), targets),
+            "bits in host memory": lambda: pl.StreamedDataset(pl.Signs(bits, 100), bit_targets),
+            "memory-mapped file of bits": lambda: pl.StreamedDataset(pl.Signs(mapped("bits"), 100), bit_targets),
         }
         for name, make in datasets.items():
             dataset = make()
@@ -77,6 +86,7 @@ def main() -> None:
             row["over_data_on_the_device"] = row["milliseconds_per_step"] / rows[0]["milliseconds_per_step"]
             print(json.dumps(row), flush=True)
     sizes = {"num_examples": options.examples, "bytes_of_the_data": inputs.nbytes + targets.nbytes}
+    sizes |= {"num_examples_as_bits": options.bit_examples, "bytes_of_the_bits": bits.nbytes + bit_targets.nbytes}
     options.out.write_text(json.dumps({**machine(), **sizes, "rows": rows}, indent=1) + "\n")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import models
 from .chains import Record, Result, Run, sample
-from .data import Dataset, StreamedDataset, tasks
+from .data import Dataset, Signs, StreamedDataset, tasks
 from .observables import ChainStoppedWarning, ClippedNoiseWarning, DeadClassWarning
 from .placement import Placement
 from .potential import (
@@ -78,6 +78,7 @@ __all__ = [
     "Result",
     "Run",
     "Sampler",
+    "Signs",
     "Status",
     "StreamedDataset",
     "Subset",

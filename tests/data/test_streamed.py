@@ -43,6 +43,24 @@ def test_chains_are_those_of_data_on_the_device(linear_task, host, tmp_path, mon
     np.testing.assert_allclose(results[0].trace.loss, results[1].trace.loss, rtol=1e-5)
 
 
+@pytest.mark.parametrize("num_components", [5, 16, 20])
+def test_signs_are_unpacked_to_their_values(num_components):
+    inputs = np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (30, num_components))
+    dataset = pl.StreamedDataset(pl.Signs.of(inputs), np.arange(30))
+    assert dataset.bytes_per_example == -(-num_components // 8) + 4
+    indices = np.array([[29, 0], [5, 29]])
+    np.testing.assert_array_equal(jax.jit(dataset.take)(indices)[0], inputs[indices])
+    np.testing.assert_array_equal(dataset.decode(dataset.fetch(indices))[0], inputs[indices])
+    np.testing.assert_array_equal(dataset.head(7).inputs, inputs[:7])
+
+
+def test_bits_that_are_not_signs_are_rejected():
+    with pytest.raises(ValueError, match=r"other values than \+1 and −1"):
+        pl.Signs.of(np.array([[1, 0]]))
+    with pytest.raises(ValueError, match=r"shape \(4, 2\).*20 components need uint8 of shape .*3\)"):
+        pl.Signs(np.zeros((4, 2), np.uint8), 20)
+
+
 def test_exact_sums_fetch_data_as_needed(linear_task, host):
     def sums(dataset: pl.Dataset):
         return jax.jit(lambda w: exact_sums(linear_task.potential, w, dataset, 300))(linear_task.weights)

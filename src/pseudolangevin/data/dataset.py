@@ -6,6 +6,7 @@ therefore known in advance: while the device works on one block of steps, the ho
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +140,7 @@ def check_examples(inputs: Any, targets: Any) -> None:
 
 def _num_rows(name: str, tree: Any) -> int:
     leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    lengths = {leaf.shape[0] if leaf.size else 0 for leaf in leaves if leaf.shape}
+    lengths = {leaf.shape[0] if math.prod(leaf.shape) else 0 for leaf in leaves if leaf.shape}
     if len(lengths) != 1 or 0 in lengths or not all(leaf.shape for leaf in leaves):
         found = f"{name} has arrays of shapes {[leaf.shape for leaf in leaves]}"
         raise ValueError(f"{found}; pass arrays with one row per example, and at least one example")
@@ -175,12 +176,52 @@ def fold_chunks(fold: Callable[[Carry, Batch, Array], Carry], carry: Carry, data
     return lax.scan(body, carry, jnp.arange(num_chunks))[0]
 
 
+class Signs:
+    """An array of ±1, (example, component), stored as bits: an eighth of the memory and of the transfer.
+
+    `bits` is a NumPy array, a memory-mapped ``.npy`` file or a Zarr array with eight components a byte, as
+    ``np.packbits(inputs > 0, axis=1)`` makes them.
+
+    Example:
+        >>> signs = pl.Signs.of(np.array([[1, -1, 1], [-1, -1, 1]], np.int8))
+        >>> signs.shape, signs.bits.nbytes
+        ((2, 3), 2)
+        >>> signs[:1]
+        array([[ 1, -1,  1]], dtype=int8)
+    """
+
+    dtype = np.dtype(np.int8)
+
+    def __init__(self, bits: Any, num_components: int) -> None:
+        self.bits, self.shape = bits, (int(bits.shape[0]), num_components)
+        needed = (self.shape[0], -(-num_components // 8))
+        if tuple(bits.shape) != needed or bits.dtype != np.uint8:
+            found = f"bits has shape {tuple(bits.shape)} and dtype {bits.dtype}"
+            remedy = f"{needed}, as np.packbits(inputs > 0, axis=1) makes them"
+            raise ValueError(f"{found}; {num_components} components need uint8 of shape {remedy}")
+
+    @classmethod
+    def of(cls, inputs: np.ndarray) -> Signs:
+        """Pack an array whose entries are all +1 or −1."""
+        inputs = np.asarray(inputs)
+        if inputs.ndim != 2:
+            raise ValueError(f"inputs has shape {inputs.shape}; signs are packed from (examples, components)")
+        parts = [inputs[start : start + CHECKED] for start in range(0, len(inputs), CHECKED)]
+        if not all(np.isin(part, (-1, 1)).all() for part in parts):
+            raise ValueError("inputs holds other values than +1 and −1; give the array itself, not its signs")
+        return cls(np.concatenate([np.packbits(part > 0, axis=1) for part in parts]), inputs.shape[1])
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Return some examples, as int8."""
+        return 2 * np.unpackbits(np.asarray(self.bits[rows]), axis=-1, count=self.shape[1]).astype(np.int8) - 1
+
+
 @jax.tree_util.register_static  # no array is an argument of compiled functions
 class StreamedDataset(Dataset):
     """A data set that is not kept on the device.
 
-    `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, or pytrees of these. It replaces
-    a `Dataset`, with the same chains, except as training or validation set of `adam(validation=…)`.
+    `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, `Signs`, or pytrees of these.
+    It replaces a `Dataset`, with the same chains, except as training or validation set of `adam(validation=…)`.
     """
 
     def __init__(self, inputs: Any, targets: Any) -> None:
@@ -188,14 +229,14 @@ class StreamedDataset(Dataset):
         self.inputs, self.targets = inputs, targets
 
     def take(self, indices: Array) -> Batch:  # by a callback, when the program reaches this point
-        shapes = _shapes(self.batch, *indices.shape)
-        return jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims")
+        shapes = _shapes(self._sent, *indices.shape)
+        return self.decode(jax.pure_callback(self.fetch, shapes, indices, vmap_method="expand_dims"))
 
     def chunk(self, start: Array, size: int) -> Batch:
         return self.take(start + jnp.arange(size))
 
     def fetch(self, indices: Any) -> Batch:
-        """Return the examples with these indices as NumPy arrays."""
+        """Return the examples with these indices as NumPy arrays, signs as bits."""
         indices = np.asarray(indices)
 
         def gather(array: Any) -> np.ndarray:
@@ -206,19 +247,34 @@ class StreamedDataset(Dataset):
                 rows = np.asarray(array.oindex[different])[back.reshape(indices.shape)]
             return rows.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
-        return jax.tree.map(gather, self.batch)
+        return jax.tree.map(gather, self._sent)
+
+    def decode(self, batch: Batch) -> Batch:
+        """Return a batch in the form that the loss takes, from the transferred arrays."""
+
+        def unpack(array: Any, sent: Array) -> Array:
+            if not isinstance(array, Signs):
+                return sent
+            return 2 * jnp.unpackbits(sent, axis=-1, count=array.shape[1]).astype(jnp.int8) - 1
+
+        return jax.tree.map(unpack, self.batch, batch)
 
     @cached_property
+    def _sent(self) -> Batch:
+        """The arrays that examples are gathered from."""
+        return jax.tree.map(lambda array: array.bits if isinstance(array, Signs) else array, self.batch)
+
+    @property
     def bytes_per_example(self) -> int:
         """Size of an example as it is sent."""
-        return sum(shape.dtype.itemsize * shape.size for shape in jax.tree.leaves(_shapes(self.batch)))
+        return sum(shape.dtype.itemsize * shape.size for shape in jax.tree.leaves(_shapes(self._sent)))
 
     def block_length(self, num_chains: int, batch_size: int, longest: int) -> int:
         """Return the number of steps whose mini-batches are sent together."""
         return max(1, min(128, longest, BLOCK_BYTES // (num_chains * batch_size * self.bytes_per_example)))
 
     def blocks(self, indices: Sequence[Array], device: Any) -> Iterator[Batch]:
-        """Yield the mini-batches of each block of indices (chain, step, example), fetched in advance."""
+        """Yield the mini-batches of each block of indices (chain, step, example), fetched in advance, as sent."""
         num_threads = max(2, min(8, (os.cpu_count() or 2) // 2))
         for wanted in indices:  # before the first block runs: they would wait behind it in the device's queue
             wanted.copy_to_host_async()

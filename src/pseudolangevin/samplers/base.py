@@ -260,10 +260,11 @@ class Sampler(ABC):
         the mini-batches of these steps, stacked along the first axis, if they were fetched in advance.
         """
         very_large, running = trees.num_weights(state.weights) >= VERY_LARGE, state.status == Status.RUNNING
+        dataset: Any = self.dataset
 
         def one(index: Array, moved: Any) -> Any:
             fetched = jax.tree.map(lambda array: array[index], batches)
-            stepped = self.step(moved, self.draw(moved) if batches is None else fetched)
+            stepped = self.step(moved, self.draw(moved) if batches is None else dataset.decode(fetched))
             return trees.select(running, stepped, moved) if very_large else stepped
 
         def many(index: Array, moved: Any) -> Any:
