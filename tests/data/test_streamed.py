@@ -109,12 +109,6 @@ def test_exact_samplers_fetch_data_as_needed(linear_task: SmallTask) -> None:
 
 def test_bad_arguments_are_rejected(linear_task: SmallTask) -> None:
     inputs, targets = np.asarray(linear_task.train.inputs), np.asarray(linear_task.train.targets)
-    for training, validation in (
-        (pl.StreamedDataset(inputs, targets), linear_task.test),
-        (linear_task.train, pl.StreamedDataset(inputs, targets)),
-    ):
-        with pytest.raises(ValueError, match="is a StreamedDataset, which cannot be validated"):
-            pl.adam(linear_task.potential, training, validation=validation)
     with pytest.raises(ValueError, match="inputs has 1000 examples and targets has 5"):
         pl.StreamedDataset(inputs, targets[:5])
     broken = inputs.astype(np.float32)
