@@ -11,8 +11,6 @@ import pytest
 from pseudolangevin.diagnostics.averages import Average
 from pseudolangevin.paper.results import (
     Reproduction,
-    adam_rows,
-    difference,
     published_average,
     published_numbers,
     rise,
@@ -66,23 +64,10 @@ def test_published_numbers_are_those_of_the_paper():
         assert math.isnan(published_average(*unknown, "loss"))
 
 
-def test_the_published_potential_is_the_loss_plus_the_regulariser():
-    assert published_average(11_160, "hMC", 3e-6, "potential") == pytest.approx(0.2775, abs=1e-4)
-    assert math.isnan(published_average(11_160, "hMC", 2e-6, "potential"))
-
-
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
 def test_every_committed_row_that_fails_has_a_reason(path):
     for line in json.loads(path.read_text())["rows"]:
         assert line["passed"] or line["reason"].endswith("."), line["quantity"]
-
-
-def test_differences_of_samplers_are_relative():
-    found = difference("loss, pL over hMC", Average(0.34, 0.01, 9), Average(0.324192, 0.003, 9), 0.02)
-    assert found.quantity == "loss, pL over hMC, minus one"
-    assert found.measured == pytest.approx(0.34 / 0.324192 - 1)
-    assert found.standard_error == pytest.approx(math.hypot(0.01 / 0.34, 0.003 / 0.324192))
-    assert not found.passed
 
 
 def test_a_rise_is_that_of_block_means():
@@ -91,18 +76,6 @@ def test_a_rise_is_that_of_block_means():
     dip = np.full(100, 0.1)
     dip[20] = 0.0
     assert rise(dip) == pytest.approx(0.01)
-
-
-def test_adam_is_judged_by_its_smallest_test_error_without_starts_that_lost_a_class():
-    def training(test_errors, dead):
-        return {"Adam": {"test_error": np.array([test_errors]), "dead": np.array([dead])}}
-
-    found = training([[0.2, 0.19, 0.21], [0.4, 0.4, 0.4], [0.21, 0.2, 0.21]], [False, True, False])
-    rows = adam_rows(found, {"adam_best_test_error": 0.1958}, 0.006, 0.003)
-    assert [r.passed for r in rows] == [True, True, True]
-    assert [rows[0].measured, rows[2].measured] == pytest.approx([0.195, 0.015])
-    rows = adam_rows(training([[0.2, 0.2, 0.2]], [True]), {}, 0.006, 0.003)
-    assert [r.passed for r in rows] == [True, True, False]  # nothing was published, and no rise
 
 
 def test_files_hold_rows_parts_and_provenance(tmp_path):
