@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -168,7 +168,8 @@ def chains(num_steps: int, record_every: int, max_seconds: float, **settings: An
     return Chains(num_steps, record_every, max_seconds, settings)
 
 
-class Phase(NamedTuple):
+@dataclass(frozen=True)
+class Phase:
     """Chains of one figure that follow each other."""
 
     name: str
@@ -223,7 +224,8 @@ def measure_phases(
 
     for phase in phases:
         if phase.start not in by_name or phase.start in parts.found:
-            parts.measure(phase.name, phase.chains.max_seconds + 5, lambda phase=phase: run(phase)[1])
+            training = 60 if phase.start == "by Adam" else 5
+            parts.measure(phase.name, phase.chains.max_seconds + training, lambda phase=phase: run(phase)[1])
 
 
 def described(result: Result, discard: float = DEFAULT_DISCARD) -> dict[str, Any]:
