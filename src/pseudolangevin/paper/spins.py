@@ -14,30 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import (
-    Dataset,
-    Potential,
-    Result,
-    Sampler,
-    adam,
-    balanced_langevin,
-    classification,
-    hybrid_monte_carlo,
-    models,
-    pseudo_langevin,
-    sample,
-    tasks,
-)
+from .. import Dataset, Potential, Result, Sampler, classification, models, sample, samplers, tasks
 from .. import _trees as trees
 from .._trees import Weights
 from ..apps.temperature import trained_starts
 from ..diagnostics.averages import DEFAULT_DISCARD, average_by_temperature, kept
 
 SAMPLERS: dict[str, Any] = {
-    "balanced": balanced_langevin,
-    "pL": pseudo_langevin,
-    "hMC": hybrid_monte_carlo,
-    "Adam": adam,
+    **{"balanced": samplers.SAMPLERS["balanced_langevin"], "pL": samplers.SAMPLERS["pseudo_langevin"]},
+    **{"hMC": samplers.SAMPLERS["hybrid_monte_carlo"], "Adam": samplers.SAMPLERS["adam"]},
 }
 
 OFTEN = {"refresh_every": 1_024, "max_refresh_interval": 1_024, "warmup_refreshes": 7}
