@@ -14,6 +14,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,9 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument(
-        "--start", type=Path, help="starts of the chains, one array (1, chain, …) per tensor; else Adam"
+        "--start",
+        type=Path,
+        help="starts of the chains, one array (1, chain, …) per tensor; made if it is missing",
     )
     parser.add_argument(
         "parts", nargs="+", help="balanced:0.1:0.99:0.125:0.1, pl:0.01:0.1, exact:60, hmc:200:60, time:1:0.1"
@@ -168,7 +171,8 @@ def main() -> None:
     found = {"name": "balanced", "machine": machine(), "rows": rows}
     small = {364: ((20, 10, 10, 4), 2_000), 1900: ((50, 25, 20, 5), 8_000)}
     task = small_task(*small[options.small]) if options.small else spin_task(options.hidden)
-    begin = stored(options.start, task) if options.start else task.starts(6_000, num_starts=options.chains)
+    trained = partial(task.starts, 6_000, num_starts=options.chains)
+    begin = stored(options.start, task, trained) if options.start else trained()
     for name in parts(task, begin, options.temperature, options.parts, options.chains, options.steps):
         rows.append(name)
         print(json.dumps(name), flush=True)

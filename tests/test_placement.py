@@ -97,17 +97,6 @@ def test_a_streamed_test_set_stays_on_the_host(small_task):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_a_validation_set_is_placed_with_the_training_set(small_task):
-    sampler = pl.adam(small_task.potential, small_task.train, validation=small_task.test, validate_every=10)
-    trained = []
-    for split in (Placement(), MESH):
-        run = pl.Run(sampler, placement=split)
-        *_, last = run.records(run.start(small_task.weights, 0), stop=20, every=20)
-        trained.append(jax.tree.leaves(last.states.validation.best_weights))
-    for one, other in zip(*trained, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
 @pytest.mark.parametrize(("num_examples", "chunk_size"), [(12, 100), (20, 6), (8, 1)])
 def test_chunks_of_split_data_visit_every_example_once(monkeypatch, num_examples, chunk_size):
     monkeypatch.setattr(pl.Dataset, "num_shards", 4)

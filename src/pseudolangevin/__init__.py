@@ -28,7 +28,6 @@ from .potential import (
 )
 from .samplers import SAMPLERS
 from .samplers.adam import Adam as adam
-from .samplers.adam import best_weights
 from .samplers.balanced import BalancedLangevin as balanced_langevin
 from .samplers.base import Sampler, Status
 from .samplers.hybrid import HybridMonteCarlo as hybrid_monte_carlo
@@ -85,7 +84,6 @@ __all__ = [
     "adam",
     "annealed",
     "balanced_langevin",
-    "best_weights",
     "classification",
     "full_batch_langevin",
     "gaussian",

@@ -168,12 +168,11 @@ def watch(run_dir: RunDir, once: Annotated[bool, typer.Option("--once", help="Sh
     watch(RunFolder.existing(run_dir).path, once=once)
 
 
-@app.command(epilog="pseudolangevin temperature run.toml --epochs 200 --figure temperature.png")
+@app.command(epilog="pseudolangevin temperature run.toml --epochs 200 --json")
 def temperature(
     config_file: ConfigFile,
     overrides: Overrides = None,
     epochs: Annotated[float | None, typer.Option(help="Budget in passes through the training set, in total.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the curve to this file.")] = None,
     as_json: AsJson = False,
     allow_code: AllowCode = False,
 ) -> int:
@@ -181,21 +180,16 @@ def temperature(
 
     Exit code 1 if the scan is inconclusive; its notes give the reasons.
     """
-    from .apps import temperature as search
+    from .apps.temperature import find_temperature
     from .runs import build, config
 
-    if figure is not None and (figure.suffix not in (".png", ".pdf", ".svg") or not figure.absolute().parent.is_dir()):
-        raise ConfigError(f"--figure {figure}: give a .png, .pdf or .svg file in a folder that exists")
     settings = config.read(config_file, overrides or ())
     experiment = build.build(settings, allow_code=allow_code)
     sampler, key = experiment.run.sampler, jax.random.key(settings.start.seed)
     model = sampler.potential, sampler.dataset, experiment.init(key)
     with naming("temperature"):
-        found = search.find_temperature(*model, epochs=epochs, key=settings.seed)
-    code = _show(found, found.to_dict(), as_json, found.conclusive)
-    if figure is not None:
-        search.temperature_figure(found).savefig(figure)
-    return code
+        found = find_temperature(*model, epochs=epochs, key=settings.seed)
+    return _show(found, found.to_dict(), as_json, found.conclusive)
 
 
 @app.command(epilog="pseudolangevin tune run.toml --seconds 60 --set 'temperatures=[3e-5]'")

@@ -78,10 +78,6 @@ OBSERVABLES = {
     "swap_acceptance": Observable("swap acceptance", "share of accepted swaps with the next hotter temperature"),
     "replica_temperature": Observable("replica", "temperature at which the current replica started", "loss"),
     "time_step": Observable("time step", "time step of the next move"),
-    "validation_loss": Observable("validation loss", "mean loss on the validation set at the last validation"),
-    "validation_error": Observable("validation error", "error on the validation set at the last validation"),
-    "validation_step": Observable("validation step", "step of the last validation", "steps"),
-    "best_step": Observable("best step", "step of the best validation so far", "steps"),
     "dead_class": Observable("dead class", "whether the scores of a class are nearly equal", dims=("class",)),
     "status": Observable("status", "0 while running; otherwise the reason why the chain stopped"),
 }

@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -63,7 +62,8 @@ def simulate(monkeypatch, small_task):
         monkeypatch.setattr(tune_module, "Run", machine.run)
         monkeypatch.setattr(tune_module, "measure_diffusion", machine.measure_diffusion)
         monkeypatch.setattr(tune_module, "time", SimpleNamespace(perf_counter=lambda: machine.now))
-        monkeypatch.setattr(pl.balanced_langevin, "position", lambda self, state: state)
+        for kind in (pl.balanced_langevin, pl.pseudo_langevin):
+            monkeypatch.setattr(kind, "position", lambda self, state: state)
         monkeypatch.setattr(tune_module.jax.tree, "map", lambda function, tree: tree)
         base = pl.balanced_langevin(small_task.potential, small_task.train) if sampler is None else sampler
         return pl.tune(base, small_task.weights, temperature=1e-3, batch_sizes=list(machine.step_seconds), **options)
@@ -84,7 +84,8 @@ def test_the_fastest_settings_within_the_budget_are_found(simulate):
     assert "100: 2" in tuned.notes[0]
     small = pl.balanced_langevin(tuned.sampler.potential, tuned.sampler.dataset, batch_size=10)  # friction on 100
     assert simulate(machine, small).settings["friction_batch_size"] == 1_000  # in proportion, but not above P
-    biased = simulate(Machine({10: 1e-3, 30: 1.2e-3}, bias_per_ratio=0.6))
+    pseudo = pl.pseudo_langevin(tuned.sampler.potential, tuned.sampler.dataset, batch_size=10)  # another sampler
+    biased = simulate(Machine({10: 1e-3, 30: 1.2e-3}, bias_per_ratio=0.6), pseudo)
     assert (biased.settings["temperature_ratio"], biased.within_budget) == (0.03, True)
 
 
@@ -132,29 +133,6 @@ def test_a_search_prints_and_is_json_and_toml(simulate):
     assert content["best"]["coefficient"]["mean"] == tuned.best["coefficient"].mean > 0
     assert content["settings"]["batch_size"] == 30
     assert 'name = "balanced_langevin"\n' in tuned.to_toml()
-
-
-def test_any_sampler_with_these_fields_is_tuned(simulate, small_task):
-    @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-    class Other(pl.Sampler):
-        """A sampler of a user's own."""
-
-        batch_size: int | None = 10  # type: ignore[misc]
-        temperature_ratio: float = 0.01
-        name: ClassVar[str] = "other"
-
-        def init(self, key, weights, temperature):
-            raise AssertionError
-
-        def step(self, state, batch):
-            raise AssertionError
-
-        def position(self, state):
-            return state
-
-    tuned = simulate(Machine({10: 1e-3, 30: 1.2e-3}), Other(small_task.potential, small_task.train))
-    assert isinstance(tuned.sampler, Other)
-    assert tuned.settings == {"batch_size": 30, "temperature_ratio": 0.1}
 
 
 def test_a_small_network_is_tuned(small_task):

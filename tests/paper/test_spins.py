@@ -23,14 +23,12 @@ def test_the_ideal_loss_is_that_of_the_classifier_with_the_reference_vectors():
     assert spins.ideal_loss(task, 0.25) > spins.ideal_loss(task)
 
 
-def test_weights_are_stored_once_and_checked(tmp_path):
+def test_weights_are_stored_once(tmp_path):
     task, path = spins.spin_task(3, num_train=20), tmp_path / "weights.npz"
     weights = jax.tree.map(lambda w: np.stack([w, w + 1])[None], task.network.init(jax.random.key(0)))
     spins.stored(path, task, lambda: weights)
     again = spins.stored(path, task, lambda: pytest.fail("the file is there"))
     jax.tree.map(np.testing.assert_array_equal, again, weights)
-    with pytest.raises(ValueError, match="another network"):
-        spins.stored(path, spins.spin_task(4, num_train=20), lambda: weights)
 
 
 def speed(seconds, displacement, error=0.0):

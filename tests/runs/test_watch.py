@@ -88,10 +88,6 @@ def test_stopped_chains_are_shown(tmp_path):
     trace["status"][1, 0, 4:] = int(Status.NON_FINITE)
     trace["loss"][1, 0, 4:] = np.nan
     assert "1 of 2 stopped: non finite" in printed(write_run(tmp_path / "one", trace))
-    trace["status"][:, 0, 4:] = int(Status.EARLY_STOPPED)
-    text = printed(write_run(tmp_path / "early", trace))
-    assert "ok, 1 of 2 ended early" in text
-    assert "stopped:" not in text
     trace["status"][...] = int(Status.NON_FINITE)
     run = write_run(tmp_path / "all", trace)
     assert "all chains stopped" in printed(run)

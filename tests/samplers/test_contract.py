@@ -25,9 +25,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full_batch_langevin": {"time_step": 0.05},
     "hybrid_monte_carlo": {"num_leapfrog_steps": 3, "time_step": 0.05, "warmup_moves": 5},
     "minibatch_hybrid_monte_carlo": {"num_leapfrog_steps": 3, "time_step": 0.01, "batch_size": 16},
-    "adam": {"batch_size": 16, "validate_every": 16},
+    "adam": {"batch_size": 16},
 }
-REFRESHING = {"balanced_langevin", "pseudo_langevin", "naive_pseudo_langevin", "adam"}
+REFRESHING = {"balanced_langevin", "pseudo_langevin", "naive_pseudo_langevin"}
 NOISE = {"temperature_ratio", "max_temperature_ratio"}
 NOISE |= {"kinetic_temperature", "gradient_variance", "raised_share", "refresh_interval", "num_resets"}
 HYBRID = {"acceptance", "energy_error", "time_step", "kinetic_temperature"}
@@ -38,7 +38,7 @@ OWN = {
     "full_batch_langevin": {"kinetic_temperature"},
     "hybrid_monte_carlo": HYBRID,
     "minibatch_hybrid_monte_carlo": HYBRID,
-    "adam": {"validation_loss", "validation_error", "validation_step", "best_step"},
+    "adam": set(),
 }
 COMMON = {"loss", "potential", "squared_norm", "error", "test_loss", "test_error", "dead_class", "status"}
 VIRIAL = {"virial_temperature", "layer_virial_temperature", "centred_virial_temperature"}
@@ -49,8 +49,7 @@ NUM_STEPS = 40
 
 
 def make(name: str, task) -> pl.Sampler:
-    more = {"validation": task.test} if name == "adam" else {}
-    return SAMPLERS[name](task.potential, task.train, **SETTINGS[name], **more)
+    return SAMPLERS[name](task.potential, task.train, **SETTINGS[name])
 
 
 def flat(tree: Any, *index: int) -> np.ndarray:
@@ -202,7 +201,7 @@ def test_settings_are_the_fields_and_replace_changes_them(result):
 def test_a_sampler_is_a_pytree_of_its_data(result):
     sampler = result.sampler
     leaves, structure = jax.tree.flatten(sampler)
-    assert len(leaves) == (4 if sampler.name == "adam" else 2)
+    assert len(leaves) == 2
     rebuilt = jax.tree.unflatten(structure, leaves)
     assert type(rebuilt) is type(sampler)
     assert rebuilt.settings == sampler.settings

@@ -10,16 +10,14 @@ from typing import Any, Literal
 
 import jax
 
-from .. import _trees as trees
 from .._trees import Key, Weights, as_key, check_integer, check_positive
 from ..chains import sample
 from ..data import Dataset
 from ..diagnostics.certificate import certificate
 from ..potential import Potential
 from ..results import Result
-from ..samplers.adam import Adam
 from ..samplers.balanced import BalancedLangevin
-from .temperature import TemperatureRange, find_temperature
+from .temperature import TemperatureRange, find_temperature, safe_learning_rate, trained_starts
 
 
 class EquilibriumWarning(UserWarning):
@@ -65,7 +63,7 @@ def fit(
     Args:
         potential: U, from `classification` or `regression`.
         dataset: the complete training set; nothing is held out.
-        weights: random weights to start from; with a given T also with leading axes (1, chain).
+        weights: random weights to start from.
         temperature: T, or "auto": call `find_temperature` and start from the weights that it returns.
         num_steps: steps of every chain; default: twelve relaxation times 1/(4·S·T·𝒯), at least 1000.
         num_chains: independent chains, whose samples form one ensemble.
@@ -106,11 +104,10 @@ def fit(
     common: dict[str, Any] = {"num_chains": num_chains, "progress": progress}
     if training_steps:
         _say(progress, f"training: {training_steps} steps of Adam")
-        rate = 1e-3 * min(1.0, 5e4 / trees.num_weights(weights))  # as `find_temperature`
-        adam = Adam(potential, dataset, batch_size=size, learning_rate=rate)
-        lengths: dict[str, Any] = {"num_steps": training_steps, "record_every": training_steps}
-        lengths["observe_examples"] = min(1_000, dataset.num_examples)
-        weights = sample(adam, weights, key=keys[2], **lengths, **common).weights
+        training: dict[str, Any] = {"num_starts": num_chains, "candidates": 1, "batch_size": size, "key": keys[2]}
+        training |= {"num_steps": training_steps, "learning_rate": safe_learning_rate(weights), "progress": progress}
+        starts = trained_starts(potential, dataset, lambda _: weights, **training)
+        weights = jax.tree.map(lambda w: w[None], starts)
     _say(progress, f"sampling: {num_chains} chains of {num_steps} steps at temperature {temperature:.3g}, batch {size}")
     often = max(64, min(5_000, num_steps // 4))
     result = sample(

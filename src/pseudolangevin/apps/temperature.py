@@ -98,24 +98,23 @@ def trained_starts(
     return jax.tree.map(lambda w: w[chosen], first if untrained else states.weights)
 
 
+def safe_learning_rate(weights: Weights) -> float:
+    """Return a learning rate of Adam for one set of weights; at 1e-3, a million weights can lose a class."""
+    return 1e-3 * min(1.0, 5e4 / trees.num_weights(weights))
+
+
 @dataclass(frozen=True)
 class TemperatureRange:
     """Intermediate temperatures, and the curve that justifies them; printable."""
 
-    temperature: float  # recommended: the coldest one scanned without a sign of overfitting
+    temperature: float  # recommended, the cold end of the range: the coldest one scanned without a sign of overfitting
     high: float  # temperature at which the loss has risen by 1 %
-    cold_end: str  # reason for the cold end: "overfitting", "prior", "budget" or "nothing"; see docs/temperature.md
     conclusive: bool  # whether both ends have a reason, and the cold one is not the budget
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # reasons of the ends, and what is missing
     curve: xr.Dataset  # averages over the second half of each chain, and whether it is valid, against temperature
     cost: int  # examples visited, measurements included
     bayesian_temperature: float  # 1/P, at which exp(−U/T) is the ordinary posterior
     weights: Weights  # last weights at the recommended temperature: a start for sampling there
-
-    @property
-    def low(self) -> float:
-        """Cold end of the range, which is the recommended temperature."""
-        return self.temperature
 
     @property
     def epochs(self) -> float:
@@ -125,15 +124,14 @@ class TemperatureRange:
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the weights, for JSON; unknown numbers are None."""
         found = {name: value for name, value in vars(self).items() if name not in ("curve", "weights")}
-        found |= {"low": self.low, "epochs": self.epochs}
-        found["curve"] = self.curve.to_dataframe().reset_index().to_dict("list")
+        found |= {"epochs": self.epochs, "curve": self.curve.to_dataframe().reset_index().to_dict("list")}
         return json.loads(json.dumps(found), parse_constant=lambda _: None)
 
     def __str__(self) -> str:
         """Return the result, the curve as a table, and the notes."""
         certainty = "" if self.conclusive else " (inconclusive)"
         lines = [
-            f"recommended T = {self.temperature:.3g}   range {self.low:.3g} to {self.high:.3g}{certainty}",
+            f"recommended T = {self.temperature:.3g}   range up to {self.high:.3g}{certainty}",
             f"Bayesian 1/P = {self.bayesian_temperature:.3g}   cost {self.epochs:.1f} epochs",
             self.curve.to_dataframe().reset_index().to_string(index=False, float_format="{:.4g}".format),
         ]
@@ -183,7 +181,7 @@ def find_temperature(
     start_loss = float(potential.loss(weights, dataset.head(observed).batch))
     training_steps = int(np.clip(0.2 * epochs * num_examples / 128, 32, 20_000))
     training: dict[str, Any] = {"num_steps": training_steps, "candidates": 1, "progress": progress, "key": keys[0]}
-    training["learning_rate"] = 1e-3 * min(1.0, 5e4 / num_weights)  # at 1e-3, a million weights can lose a class
+    training["learning_rate"] = safe_learning_rate(weights)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # chains that fail are marked as invalid
         start = jax.tree.map(lambda w: w[0], trained_starts(potential, dataset, lambda _: weights, **training))
     # |w|² of the prior is N·T over the stiffness; a prior that is the same at every T bounds none.
@@ -233,10 +231,8 @@ def find_temperature(
     return TemperatureRange(*found, curve, cost, 1 / num_examples, start)
 
 
-def judge(
-    curve: xr.Dataset, *, start_loss: float, coldest: float = 0.0
-) -> tuple[float, float, str, bool, tuple[str, ...]]:
-    """Return temperature, high, cold_end, conclusive and notes of the `TemperatureRange` that a curve gives.
+def judge(curve: xr.Dataset, *, start_loss: float, coldest: float = 0.0) -> tuple[float, float, bool, tuple[str, ...]]:
+    """Return temperature, high, conclusive and notes of the `TemperatureRange` that a curve gives.
 
     The mean gradient variance 𝒱 of the hidden layers is the paper's order parameter, a hundred times larger below the
     transition than above it. The range begins, above `coldest`, where 𝒱 falls below four times its minimum, and ends
@@ -252,15 +248,16 @@ def judge(
     if not usable.any():
         middle = float(temperatures[len(temperatures) // 2])
         nothing = "nothing can be judged: no chain learned, or the prior is too narrow; raise epochs or temperatures"
-        return middle, middle, "nothing", False, (*notes, nothing)
+        return middle, middle, False, (*notes, nothing)
     temperatures, losses, variances = temperatures[usable], losses[usable], variances[usable]
     overfitted = np.flatnonzero(variances[: variances.argmin()] > 4 * variances.min())
-    first, cold_end = int(overfitted.max(initial=-1)) + 1, "overfitting"
-    if first == 0 and temperatures[0] <= coldest * (1 + 1e-6):
-        cold_end = "prior"
+    first, conclusive = int(overfitted.max(initial=-1)) + 1, True
+    if first > 0:
+        notes.append("colder samples overfit: their gradient variance is more than four times the smallest one")
+    elif temperatures[0] <= coldest * (1 + 1e-6):
         notes.append("no overfitting was seen; the cold end is where |w|² of the prior is twice that of a training")
-    elif first == 0:
-        cold_end = "budget"
+    else:
+        conclusive = False
         notes.append("no overfitting was seen; raise epochs for a colder scan")
     level, high = losses[first] + 0.01 * abs(losses[first]), temperatures[-1]
     risen = first + np.flatnonzero(losses[first:] > level)
@@ -268,8 +265,9 @@ def judge(
         sides = [risen[0] - 1, risen[0]]
         high = np.exp(np.interp(level, losses[sides], np.log(temperatures[sides])))
     else:
+        conclusive = False
         notes.append("the loss does not rise up to the hottest temperature scanned; give hotter temperatures")
-    return float(temperatures[first]), float(high), cold_end, risen.size > 0 and cold_end != "budget", tuple(notes)
+    return float(temperatures[first]), float(high), conclusive, tuple(notes)
 
 
 def _curve(result: Result) -> xr.Dataset:
@@ -283,19 +281,3 @@ def _curve(result: Result) -> xr.Dataset:
     variance = np.average(curve["gradient_variance"].values[:, hidden], axis=1, weights=sizes[hidden])
     names = [name for name in ("loss", "error", "squared_norm", "kinetic_temperature") if name in curve]
     return curve[names].assign(gradient_variance=("temperature", variance), valid=("temperature", valid))
-
-
-def temperature_figure(found: TemperatureRange) -> Any:
-    """Return a Matplotlib figure of the curve that marks the range, the recommended T and 1/P."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (slow to import)
-
-    shown = found.curve.drop_vars(["valid", "squared_norm", "kinetic_temperature"])
-    figure = Figure(figsize=(4.1 * len(shown), 3.6), layout="constrained")
-    for axes, (name, values) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
-        axes.plot(values["temperature"], values, "o-", color="#0072b2", lw=0.9, ms=5)
-        axes.axvspan(found.low, found.high, color="0.5", alpha=0.15, lw=0)
-        axes.axvline(found.temperature, color="#009e73", lw=1.4, label="recommended")
-        axes.axvline(found.bayesian_temperature, color="0.4", lw=1, ls=":", label="1/P")
-        axes.set(xscale="log", xlabel="T", title=str(name).replace("_", " "))
-    figure.axes[0].legend(frameon=False, fontsize=8)
-    return figure

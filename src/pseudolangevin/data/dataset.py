@@ -221,7 +221,7 @@ class StreamedDataset(Dataset):
     """A data set that is not kept on the device.
 
     `inputs` and `targets` are NumPy arrays, memory-mapped ``.npy`` files, Zarr arrays, `Signs`, or pytrees of these.
-    It replaces a `Dataset`, with the same chains, except as training or validation set of `adam(validation=…)`.
+    It replaces a `Dataset`, with the same chains.
     """
 
     def __init__(self, inputs: Any, targets: Any) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +21,8 @@ from .results import COLORS, LABELS, Row, difference, draw_legend, published_ave
 from .spins import SAMPLERS, Chains, chains, described, near_equilibrium, num_weights, spin_task
 
 
-class Size(NamedTuple):
+@dataclass(frozen=True)
+class Size:
     """Settings of one network."""
 
     hidden_units: int

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
@@ -43,7 +43,7 @@ def row(
     quantity: str,
     measured: float | Average,
     *,
-    published: float = math.nan,
+    published: float | None = None,
     scaled: float = math.nan,
     tolerance: float | None = None,
     relative: bool = False,
@@ -52,21 +52,20 @@ def row(
 ) -> Row:
     """Return a row with its verdict; a measured value that is not finite never passes.
 
-    The tolerance is the largest accepted deviation from the scaled published value, the published one, or zero where
-    both are NaN. A `relative` tolerance is a fraction of that value; a row without one is then not judged. The
-    smallest accepted value, `at_least`, is added to the name. The reason is kept if the row fails.
+    The tolerance is the largest accepted deviation from the (scaled) published value, as a fraction of it if it is
+    `relative`; a row whose published value is NaN is not judged. Without `published` it is the largest deviation from
+    zero. The smallest accepted value, `at_least`, is added to the name. The reason is kept if the row fails.
     """
     value, error = (measured.mean, measured.standard_error) if isinstance(measured, Average) else (measured, math.nan)
     value, known = float(value), published if math.isnan(scaled) else scaled
-    if tolerance is not None and relative:
-        tolerance = None if math.isnan(known) else tolerance * abs(known)
-    deviation = value if math.isnan(known) else value - known
-    passed = math.isfinite(value) and (tolerance is None or abs(deviation) <= tolerance)
+    if tolerance is not None and known is not None:
+        tolerance = None if math.isnan(known) else tolerance * (abs(known) if relative else 1)
+    passed = math.isfinite(value) and (tolerance is None or abs(value - (known or 0.0)) <= tolerance)
     if at_least is not None:
         quantity, passed = f"{quantity} (at least {at_least:g})", passed and value >= at_least
     if not math.isfinite(value):
         reason = "There is no value: the chain stopped, lost a class, or was too short."
-    given, given_scaled, given_error = (None if math.isnan(x) else x for x in (published, scaled, error))
+    given, given_scaled, given_error = (None if x is None or math.isnan(x) else x for x in (published, scaled, error))
     return Row(quantity, given, given_scaled, value, given_error, tolerance, passed, None if passed else reason)
 
 
@@ -98,22 +97,17 @@ def alive_at(found: Mapping[str, Any], index: int = 0) -> np.ndarray:
 def adam_rows(
     found: Mapping[str, Any], published: Mapping[str, Any], tolerance: float, overfitting: float | None
 ) -> list[Row]:
-    """Return rows of the test error of Adam, if it was trained: stopped early, late, and the rise between them.
+    """Return rows of the test error of Adam, if it was trained: the smallest, the last, and the rise between them.
 
-    `found` are parts, `published` the published numbers; the tolerance is that of the early-stopped error where this is
-    published.
+    `found` are parts, `published` the published numbers; the tolerance is that of the smallest error.
     """
     if "Adam" not in found:
         return []
-    alive, trained = alive_at(found["Adam"]), found["Adam"]
-    errors = trained["test_error"][0][alive]
-    at = trained["best_step"][0][alive, None] == trained["step"]
-    best = scatter(np.where(at.any(axis=1), np.sum(errors * at, axis=1), math.nan))  # no record of the start
-    late, known = scatter(errors[:, -1]), published.get("adam_best_test_error", math.nan)
-    known_late = published.get("adam_late_test_error", math.nan)
-    judged = None if math.isnan(known) else tolerance
+    errors = found["Adam"]["test_error"][0][alive_at(found["Adam"])]
+    best, late = scatter(errors.min(axis=1)), scatter(errors[:, -1])
+    known, known_late = (published.get(f"adam_{name}_test_error", math.nan) for name in ("best", "late"))
     return [
-        row("test error of Adam, stopped early", best, published=known, tolerance=judged),
+        row("best test error of Adam", best, published=known, tolerance=tolerance),
         row("test error of Adam at the end of its run", late, published=known_late),
         row("rise of the test error after its minimum, Adam", late.mean - best.mean, at_least=overfitting),
     ]
@@ -135,16 +129,13 @@ class Reproduction:
         self._provenance = old["provenance"] if self._parts else new
         self._other = (old.get("scale", scale), self._provenance["settings"]) != (scale, new["settings"])
 
-    def measure(self, part: str, seconds: float, make: Callable[[], Mapping[str, Any]]) -> bool:
-        """Measure a part and write it, unless it is in the file or would take longer than the time that is left.
-
-        `seconds` is the time that the part is expected to take. The result is whether the part is in the file.
-        """
+    def measure(self, part: str, seconds: float, make: Callable[[], Any]) -> None:
+        """Measure a part and write it, unless it is in the file or would take more seconds than are left."""
         if part in self._parts:
-            return True
+            return
         if seconds > self.remaining:
             self.left.append(part)
-            return False
+            return
         if self._other:
             problem = f"{self._path} was measured at another scale or with other settings"
             raise ValueError(f"{problem}; choose another folder, or remove the file to measure again")
@@ -155,7 +146,6 @@ class Reproduction:
         self.remaining -= taken
         print(f"{self.name}, {part}: {taken:.0f} s", flush=True)
         self.write()
-        return True
 
     @property
     def found(self) -> dict[str, Any]:
@@ -165,7 +155,7 @@ class Reproduction:
     @property
     def rows(self) -> list[Row]:
         """Rows of the measured parts; a failing row without a reason has that of the file, where one was added."""
-        made = self._module.rows(self.found, self._settings)
+        made = self._module.rows(self.found, self._settings) if self._parts else []
         return [r if r.passed or r.reason else replace(r, reason=self._reasons.get(r.quantity)) for r in made]
 
     def write(self) -> None:
@@ -182,9 +172,9 @@ class Reproduction:
     def run(self, out: Path) -> None:
         """Measure the parts that are left, write NAME.json and NAME.png, and print the rows."""
         self._module.measure(self._settings, self, out)
-        self.write()
         picture = self._path.with_suffix(".png")
-        if self._parts:
+        if self._parts:  # or else rows of a file without parts would be lost
+            self.write()
             self._module.draw(self.found, self._settings).savefig(picture, dpi=150)
         print(f"{self}\n{self._path}, {picture}", flush=True)
 
@@ -199,21 +189,16 @@ class Reproduction:
         return "\n".join([*lines, *(f"not measured in this time: {part}" for part in self.left)])
 
 
-def _plain(value: Any, digits: int | None = None) -> Any:
-    """Return numbers, strings, lists and dictionaries ready for JSON; numbers that are not finite become None."""
-    if is_dataclass(value):
-        value = vars(value)
-    elif isinstance(value, jax.Array | np.ndarray | np.generic):
-        value = value.tolist()
-    elif hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item, digits) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, digits) for item in value]
-    if isinstance(value, float):
-        return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
-    return value if isinstance(value, int | str | None) else str(value)
+def _plain(value: Any, digits: int = 17) -> Any:
+    """Return a value as JSON gives it back: arrays as lists, objects as their fields, None for NaN and infinity."""
+
+    def fields(item: Any) -> Any:
+        return item.tolist() if hasattr(item, "tolist") else vars(item)
+
+    def number(text: str) -> float:
+        return float(f"{float(text):.{digits}g}")
+
+    return json.loads(json.dumps(value, default=fields), parse_float=number, parse_constant=lambda _: None)
 
 
 def _read(value: Any) -> Any:

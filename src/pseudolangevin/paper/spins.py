@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ class Task:
     test: Dataset
     network: models.FeedForward
     potential: Potential
+    kind: str = "end"  # first word in the names of files with weights
 
     @property
     def shapes(self) -> Weights:
@@ -58,11 +59,15 @@ class Task:
         system = (self.potential, self.train, self.network.init)
         return jax.tree.map(lambda w: w[None], trained_starts(*system, num_steps=num_steps, key=seed, **options))
 
+    def file(self, out: Path, name: str) -> Path:
+        """Return the file of starts, or of the weights at which a phase ended."""
+        return out / f"{self.kind}-{self.num_weights}-{name.replace(' ', '-')}.npz"
 
-def network_task(hidden_units: int, train: Dataset, test: Dataset, weight_decay: float) -> Task:
+
+def network_task(hidden_units: int, train: Dataset, test: Dataset, weight_decay: float, **options: Any) -> Task:
     """Return the task of a network with ReLU on the scores, as in the paper."""
     network = models.feedforward((100, hidden_units, 100, 10), output_activation="relu")
-    return Task(train, test, network, classification(network.apply, weight_decay=weight_decay))
+    return Task(train, test, network, classification(network.apply, weight_decay=weight_decay), **options)
 
 
 @cache
@@ -85,26 +90,17 @@ def ideal_loss(task: Task, flip_probability: float = 0.355) -> float:
     return float(np.mean(np.logaddexp.reduce(scores, axis=1) - scores[np.arange(len(labels)), labels]))
 
 
-def stored(path: Path, task: Task, make: Callable[[], Weights] | None = None) -> Weights:
+def stored(path: Path, task: Task, make: Callable[[], Weights]) -> Weights:
     """Return the weights in an .npz file, leading axes (1, chain); if it does not exist, make them and write it."""
-    if make is not None and not path.exists():
+    if not path.exists():
         keep(path, make())
-    shapes, structure = jax.tree.flatten(task.shapes)
     with np.load(path, allow_pickle=False) as file:
-        leaves = [file[name] for name in file.files]
-    if [leaf.shape[2:] for leaf in leaves] != [leaf.shape for leaf in shapes]:
-        raise ValueError(f"{path} holds weights of another network; remove it")
-    return jax.tree.unflatten(structure, leaves)
+        return jax.tree.unflatten(jax.tree.structure(task.shapes), [file[name] for name in file.files])
 
 
 def keep(path: Path, weights: Weights) -> None:
     """Write weights for `stored`."""
     np.savez(path, *map(np.asarray, jax.tree.leaves(weights)))
-
-
-def end_of(out: Path, task: Task, temperature: float) -> Path:
-    """Return the file with the last weights of a long chain, such as the phases of `generalization`."""
-    return out / f"end-{task.num_weights}-{temperature:g}.npz".replace("e-0", "e-")
 
 
 def adam_starts(task: Task, out: Path, *, num_starts: int, epochs: int, seed: int = 0) -> Weights:
@@ -157,47 +153,64 @@ def chains(num_steps: int, record_every: int, max_seconds: float, **settings: An
     return Chains(num_steps, record_every, max_seconds, settings)
 
 
-class Phase(NamedTuple):
+@dataclass(frozen=True)
+class Phase:
     """Chains of one figure that follow each other."""
 
     name: str
     temperatures: tuple[float, ...]  # none for training by Adam
     chains: Chains
-    start: str = "random"  # weights, or the phase that is continued
+    start: str = "random"  # weights: random, trained, or by Adam; or the phase that is continued
     weight_decay: float | None = None  # λ, where it is not the main one
-    held_out: float = 0.0  # share of the training examples that is set aside for early stopping of Adam
+    discard: float = DEFAULT_DISCARD  # share of the records that averages leave out
 
     @property
     def sampler(self) -> str:
         """Sampler that the name of the phase lists, or else pL."""
         return next((word for word in re.split(", | on ", self.name) if word in SAMPLERS), "pL")
 
-    def run(self, task: Task, prefix: Path, settings: Mapping[str, Any], *, together: bool) -> dict[str, Any]:
-        """Return what is kept of the chains, from all starts together or from the first that keeps every class.
 
-        The last weights of each phase are kept in a file whose name begins with `prefix`.
-        """
+def measure_phases(
+    phases: Sequence[Phase],
+    settings: Mapping[str, Any],
+    parts: Any,
+    out: Path,
+    task_of: Callable[[Phase], Task],
+    *,
+    test: bool = True,
+    together: bool = True,
+) -> None:
+    """Run phases one after the other, one part for each; the last weights of each are kept in a file.
 
-        def path(name: str) -> Path:
-            return prefix.with_name(f"{prefix.name}-{task.num_weights}-{name.replace(' ', '-')}.npz")
+    With `together` there are chains from all starts; otherwise one, from the first start from which it keeps every
+    class. With `test` the test error is observed.
+    """
+    by_name = {phase.name: phase for phase in phases}
 
-        if self.start != "random" and not path(self.start).exists():  # a part of NAME.json, but not in this folder
-            next(p for p in settings["phases"] if p.name == self.start).run(task, prefix, settings, together=together)
-        random = {"num_starts": settings["num_starts"], "seed": settings["seed"], "untrained": True}
-        starts = stored(path(self.start), task, partial(task.starts, settings["start_steps"], **random))
-        options: dict[str, Any] = {"temperatures": self.temperatures} if self.temperatures else {}
-        options |= {"test": task.test.head(200_000), "key": settings["seed"]}
-        sampler, system = SAMPLERS[self.sampler], task
-        if self.held_out:
-            train, num_train = task.train, round((1 - self.held_out) * task.train.num_examples)
-            validation = Dataset(train.inputs[num_train:], train.targets[num_train:])
-            sampler = partial(sampler, validation=validation, validate_every=self.chains.record_every)
-            system = replace(task, train=train.head(num_train))
-        chained = self.chains.sample if together else self.chains.first_alive
-        result = chained(sampler, system, starts, **options)
-        if len(self.temperatures) <= 1:
-            keep(path(self.name), result.weights)
-        return described(result) | {"attempts": result.trace.attrs.get("attempts", 1)}
+    def run(phase: Phase) -> tuple[Weights, dict[str, Any]]:
+        task, start = task_of(phase), phase.start
+
+        def begin() -> Weights:
+            if start in by_name:  # a part of NAME.json, but its weights are not in this folder
+                return run(by_name[start])[0]
+            if start == "by Adam":
+                return adam_starts(task, out, **settings["adam"])
+            given = {"num_starts": settings["num_starts"], "seed": settings["seed"], "untrained": start == "random"}
+            return task.starts(settings["start_steps"], **given)
+
+        weights = stored(task.file(out, start), task, begin)
+        options: dict[str, Any] = {"temperatures": phase.temperatures} if phase.temperatures else {}
+        options |= {"test": task.test.head(200_000)} if test else {}
+        sample_chains = phase.chains.sample if together else phase.chains.first_alive
+        result = sample_chains(SAMPLERS[phase.sampler], task, weights, key=settings["seed"], **options)
+        if len(phase.temperatures) <= 1:
+            keep(task.file(out, phase.name), result.weights)
+        return result.weights, described(result, phase.discard)
+
+    for phase in phases:
+        if phase.start not in by_name or phase.start in parts.found:
+            training = 60 if phase.start == "by Adam" else 5
+            parts.measure(phase.name, phase.chains.max_seconds + training, lambda phase=phase: run(phase)[1])
 
 
 def described(result: Result, discard: float = DEFAULT_DISCARD) -> dict[str, Any]:
@@ -218,14 +231,15 @@ def described(result: Result, discard: float = DEFAULT_DISCARD) -> dict[str, Any
         values["gradient_variance"] = (layers[0] * sizes[0] + layers[1] * sizes[1]) / (sizes[0] + sizes[1])
         values |= {f"gradient_variance_{number}": layer for number, layer in enumerate(layers, start=1)}
     averages = {name: average_by_temperature(value.where(alive), trace) for name, value in values.items()}
-    last = {"best_step": result.trace["best_step"].isel(draw=-1)} if "best_step" in result.trace else {}
-    curves = {name: result.trace[name] for name in ("step", "test_error") if "test_error" in result.trace}
+    levels = [{name: found[i]._asdict() for name, found in averages.items()} for i in range(len(dead))]
+    curves = {name: result.trace[name].values for name in ("step", "test_error") if "test_error" in result.trace}
     return {
         "temperatures": trace["temperature"].values,
         "steps": int(result.trace["step"][-1]),
-        "averages": [dict(zip(averages, each, strict=True)) for each in zip(*averages.values(), strict=True)],
+        "averages": levels,
         "dead": dead.values,
-        **{name: values.values for name, values in (last | curves).items()},
+        "attempts": result.trace.attrs.get("attempts", 1),
+        **curves,
     }
 
 
@@ -248,4 +262,6 @@ def near_equilibrium(task: Task, temperature: float, out: Path, seconds: float, 
             start = length.sample(SAMPLERS["balanced"], task, start, temperatures=[float(level)], key=seed).weights
         return start
 
-    return stored(end_of(out, task, temperature), task, make)
+    names = f"cooled, balanced, T = {temperature:g}", f"{temperature:g}".replace("e-0", "e-")
+    files = [task.file(out, name) for name in names]
+    return stored(next((file for file in files if file.exists()), files[-1]), task, make)

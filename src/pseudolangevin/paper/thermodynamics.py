@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..diagnostics.averages import DEFAULT_DISCARD, Average
+from ..diagnostics.averages import Average
 from .results import COLORS, LABELS, Row, difference, published_average, row
-from .spins import SAMPLERS, Chains, Phase, adam_starts, chains, described, end_of, ideal_loss, keep, spin_task, stored
+from .spins import Chains, Phase, chains, ideal_loss, measure_phases, spin_task
 
 NAMES = {**LABELS, "potential": "U"}
 
@@ -31,7 +31,7 @@ def _pair(num_steps: int, every: int, seconds: float) -> tuple[Chains, Chains]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
-        **{"hidden_units": 50, "num_weights": 11_160, "num_chains": 4, "start_steps": 3_000},
+        **{"hidden_units": 50, "num_weights": 11_160, "num_starts": 4, "start_steps": 3_000},
         "temperatures": (3e-5, 2e-5, 1e-5, 3e-6, 2e-6, 1e-6),
         "levels": (3e-5, 2e-5, 1.4e-5, 1e-5, 8e-6, 6.5e-6, 5e-6, 4e-6, 3e-6, 2.5e-6, 2e-6, 1.6e-6, 1.3e-6, 1e-6),
         "cold": 9e-6,  # temperature below which batches are larger
@@ -56,7 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "seed": 0,
     },
     "smoke": {
-        **{"hidden_units": 5, "num_weights": 2_115, "num_chains": 2, "start_steps": 500},
+        **{"hidden_units": 5, "num_weights": 2_115, "num_starts": 2, "start_steps": 500},
         **{"temperatures": (4e-4, 2e-4), "levels": (4e-4, 3e-4, 2e-4), "cold": 0.0},
         "coolings": {
             "balanced": (chains(6_000, 50, 40, batch_size=1_058),) * 2,
@@ -80,38 +80,18 @@ def phases_of(settings: Mapping[str, Any]) -> list[Phase]:
             made.append(Phase(f"cooled, {label}, T = {t:g}", (t,), pair[t < settings["cold"]], start))
             start = made[-1].name
         for t in sorted(settings["temperatures"]) if label == "balanced" else ():
-            made.append(Phase(f"cooled, hMC, T = {t:g}", (t,), settings["hybrid"], f"cooled, balanced, T = {t:g}"))
+            start = f"cooled, balanced, T = {t:g}"
+            made.append(Phase(f"cooled, hMC, T = {t:g}", (t,), settings["hybrid"], start, discard=0.2))
     protocol = settings["from Adam"].items()
-    return made + [Phase(f"from Adam, {label}", settings["temperatures"], length, "Adam") for label, length in protocol]
+    return made + [
+        Phase(f"from Adam, {label}", settings["temperatures"], length, "by Adam") for label, length in protocol
+    ]
 
 
 def measure(settings: Mapping[str, Any], parts: Any, out: Path) -> None:
     """Run the phases, one part for each."""
-
-    def path(name: str) -> Path:
-        return out / f"{name.replace(' ', '-')}.npz"
-
-    def run(phase: Phase) -> dict[str, Any]:
-        task = spin_task(settings["hidden_units"])
-        if phase.start == "Adam":
-            starts = adam_starts(task, out, **settings["adam"])
-        else:
-            how = {"num_starts": settings["num_chains"], "seed": settings["seed"]}
-            if phase.start != "trained" and not path(phase.start).exists():  # in NAME.json, but not in this folder
-                run(next(p for p in phases_of(settings) if p.name == phase.start))
-            starts = stored(path(phase.start), task, partial(task.starts, settings["start_steps"], **how))
-        options: dict[str, Any] = {"temperatures": phase.temperatures, "key": settings["seed"]}
-        result = phase.chains.sample(SAMPLERS[phase.sampler], task, starts, **options)
-        keep(path(phase.name), result.weights)
-        if phase.name.startswith("cooled, balanced, T"):
-            keep(end_of(out, task, phase.temperatures[0]), result.weights)
-        return described(result, 0.2 if phase.name.startswith("cooled, hMC") else DEFAULT_DISCARD)
-
     parts.measure("data", 1, lambda: {"ideal_loss": ideal_loss(spin_task(settings["hidden_units"]))})
-    for phase in phases_of(settings):
-        if phase.start in ("trained", "Adam", *parts.found):
-            training = 60 if phase.start == "Adam" else 5
-            parts.measure(phase.name, phase.chains.max_seconds + training, partial(run, phase))
+    measure_phases(phases_of(settings), settings, parts, out, lambda _: spin_task(settings["hidden_units"]), test=False)
 
 
 def averages_of(found: Mapping[str, Any]) -> dict[str, dict[float, dict[str, Average]]]:

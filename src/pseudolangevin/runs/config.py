@@ -31,7 +31,7 @@ from . import ConfigError
 PATHS = ("file", "inputs", "targets", "test_inputs", "test_targets", "folder", "module")
 EXAMPLES = {"time_step": 0.02, "num_leapfrog_steps": 50, "folder": "data", "file": "data.npz"}  # of required keys
 
-NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress", "validate_every", "patience")
+NOT_IN_FILES = ("num_starts", "untrained", "max_seconds", "key", "progress")
 WORDS = "𝒱=gradient variance,𝒯=temperature ratio,γ=gamma,ω=omega,ρ=rho,λ=lambda,δ=d,√=sqrt,∇=grad,≤=<=,→=->,…=..."
 ASCII = str.maketrans(dict(word.split("=", 1) for word in f"{WORDS},·=*,−=-,×=x,–=-,⁻=^-,⁺=+,ᵏ=k,¹=1".split(",")))
 

@@ -93,8 +93,7 @@ def _table(last: xr.Dataset, width: int) -> Table:
 def _status(codes: np.ndarray) -> Text:
     if failed := [Status(code).name.lower().replace("_", " ") for code in codes if code not in HEALTHY]:
         return Text(f"{len(failed)} of {len(codes)} stopped: {', '.join(sorted(set(failed)))}", style="red")
-    early = int((codes == Status.EARLY_STOPPED).sum())
-    return Text(f"ok, {early} of {len(codes)} ended early" if early else "ok", style="green")
+    return Text("ok", style="green")
 
 
 def _get(table: Any, *keys: str) -> str:

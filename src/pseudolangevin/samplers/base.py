@@ -50,27 +50,26 @@ class Status(IntEnum):
     RUNNING = 0
     NON_FINITE = 1
     NO_NOISE = 2
-    EARLY_STOPPED = 3
     NON_FINITE_ENERGY = 4
 
     @property
     def healthy(self) -> bool:
         """Whether the chain's state can be used."""
-        return self in (Status.RUNNING, Status.EARLY_STOPPED)
+        return self == Status.RUNNING
 
     @property
     def explanation(self) -> str:
         """Explanation in one line."""
-        return (
-            "running",
-            "a weight or momentum became non-finite; the chain was put back to its last finite state and stopped. "
-            "Lower temperature_ratio or time_step, or raise mass_floor",
-            "the mini-batch gradient has no variance, so masses cannot be set from it; "
+        return {
+            Status.RUNNING: "running",
+            Status.NON_FINITE: "a weight or momentum became non-finite; the chain was put back to its last finite "
+            "state and stopped. Lower temperature_ratio or time_step, or raise mass_floor",
+            Status.NO_NOISE: "the mini-batch gradient has no variance, so masses cannot be set from it; "
             "use full_batch_langevin, or check that the loss depends on the data",
-            "the validation set has not improved for `patience` validations",
-            "its weights are finite but U is not, so exp(-U/T) is no probability; the chain was left where it is. "
-            "Check the data for NaN and the loss for overflow (log of 0, division by 0), or lower time_step",
-        )[self]
+            Status.NON_FINITE_ENERGY: "its weights are finite but U is not, so exp(-U/T) is no probability; the chain "
+            "was left where it is. Check the data for NaN and the loss for overflow (log of 0, division by 0), or "
+            "lower time_step",
+        }[self]
 
 
 def _arguments(doc: str) -> dict[str, str]:
