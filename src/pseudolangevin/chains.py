@@ -221,12 +221,15 @@ class Run:
             check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
             return record_every
         sampler, exact = self.sampler, self.sampler.uses_temperature
-        step = sampler.examples_per_step or sampler.dataset.num_examples * getattr(sampler, "num_leapfrog_steps", 1)
+        num_gradients = getattr(sampler, "num_leapfrog_steps", 1)
+        step = num_gradients * (sampler.examples_per_step or sampler.dataset.num_examples)
         # A pass without gradient costs a third of one with it; what a record computes besides costs half.
         cost = self.observed.num_examples * (1.5 if exact else 1 / 3)
         cost += (self.test.num_examples if self.test else 0) / 3
+        # Whatever the size of the network, the calls of a record take as long as ten gradients of a small one.
+        in_steps = cost / step + 10 / num_gradients
         fewest, most = (max(100, 400 // self.num_chains), 400) if exact else (10, 100)
-        return max(1, num_steps // int(max(fewest, min(most, 0.05 * num_steps * step / cost))))
+        return max(1, num_steps // int(max(fewest, min(most, 0.05 * num_steps / in_steps))))
 
     def chain_name(self, index: int) -> str:
         """Return the name of a chain, for messages."""
@@ -329,10 +332,10 @@ class Run:
         if first > 0 and np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING):
             return  # a new run goes on to its first record, which reports why
         reporter = Reporter(self)
-        sampler, observed, test = self._placed
+        sampler, observed, _ = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
-        started, step, recording = time.monotonic(), first, 0.0
-        due, tests = self._next_refresh(states), getattr(states, "tests", ())
+        started, step, due = time.monotonic(), first, self._next_refresh(states)
+        states, tests = observables.without_stein(states)
         num_records = int(np.max(self.fetch(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
@@ -347,21 +350,19 @@ class Run:
                 if step % every == 0:
                     jax.block_until_ready(states.step)
                     before = time.monotonic()
-                    states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
-                    measured = observables.to_host(record)
-                    num_records += 1
-                    if num_records >= 8 and num_records.bit_count() == 1:  # a power of two
-                        states = _renew(sampler, states, observed)
-                    masked = reporter.report(measured, step=step, last=step + every > stop)
+                    (status, tests), record = self._measured(states, tests)
+                    states, num_records = states._replace(status=status), num_records + 1
+                    masked = reporter.report(observables.to_host(record), step=step, last=step + every > stop)
                     losses = masked["loss"][np.isfinite(masked["loss"])]
-                    recording += time.monotonic() - before
-                    share = recording / (time.monotonic() - started)
-                    update_bar(step, float(losses.mean()) if losses.size else math.nan, share)
-                    yield Record(step, states, masked)
+                    mean = float(losses.mean()) if losses.size else math.nan
+                    update_bar(step, mean, time.monotonic() - before)
+                    if num_records >= 8 and num_records.bit_count() == 1:  # a power of two
+                        tests = _renew(sampler, states, tests, observed)
+                    yield Record(step, observables.with_stein(states, tests), masked)
                     if reporter.stopped.all() or time.monotonic() - started > (max_seconds or math.inf):
                         return
                 elif step == stop or (pause_every is not None and step % pause_every == 0):
-                    yield Record(step, states, None)
+                    yield Record(step, observables.with_stein(states, tests), None)
 
     def _next_refresh(self, states: Any) -> int:
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
@@ -395,9 +396,12 @@ class Run:
 
     def observe(self, states: Any) -> dict[str, np.ndarray]:
         """Return the observables of all chains, leading axis over all chains."""
+        states, tests = observables.without_stein(states)
+        return observables.to_host(self._measured(states, jax.tree.map(jnp.copy, tests))[1])  # they are donated
+
+    def _measured(self, states: Any, tests: Any) -> Any:
         sampler, observed, test = self._placed
-        copies = jax.tree.map(jnp.copy, states)  # they are donated
-        return observables.to_host(_observe(sampler, copies, observed, test, self.own, self.chunk_size)[1])
+        return _observe(sampler, states, tests, observed, test, self.own, self.chunk_size)
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
@@ -415,7 +419,8 @@ class Run:
 
         steps = (first // every + 1 + np.arange(len(records))) * every
         if not records:
-            shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)[1]
+            data = self.observed, self.test, self.own, self.chunk_size
+            shapes = _observe.eval_shape(self.sampler, *observables.without_stein(states), *data)[1]
             records = [observables.to_host({name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})]
         stacked = {name: np.stack([r[name] for r in records], axis=1)[:, : len(steps)] for name in records[0]}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
@@ -461,7 +466,6 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, wi
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
     # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
-    states, tests = observables.without_stein(states)
     running = states.status == Status.RUNNING
     step = jnp.max(jnp.where(running, states.step, 0))
 
@@ -470,7 +474,7 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
-    return _in_place(moved._replace(**tests), sampler.dataset.mesh)
+    return _in_place(moved, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_steps")
@@ -482,15 +486,13 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    states, tests = observables.without_stein(states)
     refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
-    return _in_place(refreshed._replace(**tests), sampler.dataset.mesh)
+    return _in_place(refreshed, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
 def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
-    states, tests = observables.without_stein(states)
-    return _in_place(sampler.exchange(states, num_temperatures)._replace(**tests), sampler.dataset.mesh)
+    return _in_place(sampler.exchange(states, num_temperatures), sampler.dataset.mesh)
 
 
 @jax.jit
@@ -498,26 +500,31 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
     return jnp.min(jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS))
 
 
-@partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="states")
+@partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="tests")
 def _observe(
-    sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
+    sampler: Sampler,
+    states: Any,
+    tests: Any,
+    train: Dataset,
+    test: Dataset | None,
+    own: OwnObservables,
+    chunk_size: int | None,
 ) -> tuple[Any, dict[str, Array]]:
-    """Return the states, with this record added to their sums for the certificate and its status, and the record."""
-    states, tests = observables.without_stein(states)
+    """Return what a record changes, the status and the sums for the certificate, and the record."""
     observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
     record, weights, gradients = jax.vmap(lambda state: observe(sampler.at(state.temperature), state))(states)
-    if tests.get("tests"):
-        tests["tests"], more = observables.update_stein(tests["tests"], weights, gradients)
+    if tests:
+        tests, more = observables.update_stein(tests, weights, gradients)
         record |= more
-    states = _in_place(states._replace(status=record["status"], **tests), train.mesh)
+    changed = _in_place((record["status"], tests), train.mesh)
     if train.mesh is not None:  # every process reads the record
         record = lax.with_sharding_constraint(record, NamedSharding(train.mesh, PartitionSpec()))
-    return states, record
+    return changed, record
 
 
-@partial(jax.jit, donate_argnames="states")
-def _renew(sampler: Sampler, states: Any, train: Dataset) -> Any:
-    return _in_place(states._replace(tests=observables.renew_stein(sampler, states, train)), train.mesh)
+@partial(jax.jit, donate_argnames="tests")
+def _renew(sampler: Sampler, states: Any, tests: Any, train: Dataset) -> Any:
+    return _in_place(observables.renew_stein(sampler, states, tests, train), train.mesh)
 
 
 @jax.jit
@@ -550,28 +557,28 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
 def progress_bar(
     num_steps: int, num_chains: int, *, show: bool | None, start: int = 0
 ) -> Iterator[Callable[[int, float, float], None]]:
-    """Give a function update(step, loss, share of records in the time) that prints progress to the error stream.
+    """Give a function update(step, loss, seconds of this record) that prints progress to the error stream.
 
     If `show` is true, one line is overwritten at every record; if it is None and the error stream is no terminal, a
-    line is printed after 20 seconds and then every minute.
+    line is printed after 20 seconds and then every minute. The last line is the cost of records, if it exceeds 5 %.
     """
     on_one_line = sys.stderr.isatty() if show is None else show
     began = time.monotonic()
-    due, before, speeds = began + 20, (start, began), deque[float](maxlen=9)
+    due, before, printed = began + 20, (start, began), False
+    latest = deque[tuple[int, float, float]](maxlen=9)  # steps, seconds, and seconds of the record
 
-    def update(step: int, loss: float, share: float) -> None:
-        nonlocal due, before
+    def update(step: int, loss: float, cost: float) -> None:
+        nonlocal due, before, printed
         now = time.monotonic()
-        speeds.append((step - before[0]) / max(now - before[1], 1e-9))
+        latest.append((step - before[0], max(now - before[1], 1e-9), cost))
         before = (step, now)
         if show is False or not (on_one_line or now >= due):
             return
-        due = now + 60
-        speed = median(speeds)  # of the last records, since some intervals contain compilations
+        due, printed = now + 60, True
+        speed = median(steps / seconds for steps, seconds, _ in latest)  # some intervals contain compilations
         line = f"step {step} of {num_steps}, {num_chains} chains, {speed:,.0f} steps/s"
         line += f", {(num_steps - step) / speed:,.0f} s left"
         line += "" if math.isnan(loss) else f", loss {loss:.4f}"
-        line += f", records {share:.0%} of the time: raise record_every" if share > 0.25 else ""
         width = shutil.get_terminal_size().columns - 1
         text = f"\r{line[:width]:{width}}" if on_one_line else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
@@ -580,3 +587,8 @@ def progress_bar(
         yield update
     finally:
         print(end="\n" if on_one_line else "", file=sys.stderr)
+        share = median(cost / seconds for _, seconds, cost in latest) if printed and len(latest) > 4 else 0.0
+        if share > 0.05:
+            every, cost = median(steps for steps, *_ in latest), median(cost for *_, cost in latest)
+            remedy = f"with record_every = {19 * every * share / (1 - share):.0f} it would be 5%"
+            print(f"records took {share:.0%} of the time, {cost:.2g} s each; {remedy}", file=sys.stderr)

@@ -27,7 +27,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from . import _trees as trees
-from ._trees import Array, Batch, Key, Stream, Weights, key_for
+from ._trees import Array, Batch, Stream, Weights, key_for
 from .data.dataset import Dataset, StreamedDataset
 from .gradients import covariance_product, exact_means, exact_sums
 from .potential import Potential
@@ -257,20 +257,22 @@ def _num_directions(sampler: Sampler, weights: Weights) -> int:
         return 0
     num = min(16, trees.num_weights(weights), max(2, 2**19 // trees.num_weights(weights)))
     try:
-        directions = partial(strongest_directions, sampler.potential, num=num)
-        jax.eval_shape(directions, weights, sampler.dataset.shapes(2), jax.random.key(0))
+        begin = jnp.zeros((num, trees.num_weights(weights)), jnp.result_type(*jax.tree.leaves(weights)))
+        jax.eval_shape(partial(strongest_directions, sampler.potential), weights, sampler.dataset.shapes(2), begin)
     except (TypeError, NotImplementedError, ValueError):  # a loss without forward derivatives
         return 0
     return num
 
 
-def strongest_directions(potential: Potential, weights: Weights, batch: Batch, key: Key, num: int) -> Array:
+def strongest_directions(
+    potential: Potential, weights: Weights, batch: Batch, begin: Array, num_iterations: Array | int = 3
+) -> Array:
     """Return the directions in which the gradients of single examples vary most, (direction, N), orthonormal.
 
-    They are Ritz vectors after three steps of block power iteration with the covariance of the gradient on a batch.
+    They are Ritz vectors after block power iteration from `begin`, with the covariance of the gradient on a batch.
     """
     product = covariance_product(potential, weights, batch, "highest")
-    flat, unravel = ravel_pytree(weights)
+    unravel = ravel_pytree(weights)[1]
 
     def apply(block: Array) -> Array:
         return lax.map(lambda vector: trees.ravel(product(unravel(vector))[0]), block)
@@ -278,16 +280,20 @@ def strongest_directions(potential: Potential, weights: Weights, batch: Batch, k
     def orthonormal(block: Array) -> Array:
         return jnp.linalg.qr(block.T)[0].T
 
-    block = orthonormal(jax.random.normal(key, (num, flat.size), flat.dtype))
-    block = lax.fori_loop(0, 3, lambda _, block: orthonormal(apply(block)), block)
+    block = lax.fori_loop(0, num_iterations, lambda _, block: orthonormal(apply(block)), orthonormal(begin))
     small = block @ apply(block).T
     return jnp.linalg.eigh(0.5 * (small + small.T))[1].T[::-1] @ block
 
 
-def without_stein(states: Any) -> tuple[Any, dict[str, Any]]:
-    """Return states without sums, which only records change, and the sums as a change of the states."""
-    tests = {"tests": states.tests} if hasattr(states, "tests") else {}
-    return states._replace(**dict.fromkeys(tests, ())), tests
+def without_stein(states: Any) -> tuple[Any, Any]:
+    """Return states without sums, which only records change, and the sums; () if there are none."""
+    tests = getattr(states, "tests", ())
+    return (states._replace(tests=()) if tests else states), tests
+
+
+def with_stein(states: Any, tests: Any) -> Any:
+    """Return the states with these sums."""
+    return states._replace(tests=tests) if tests else states
 
 
 def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[SteinSums, dict[str, Array]]:
@@ -299,8 +305,12 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
     index, length = jnp.max(old.num_records), jnp.max(old.block_length)  # the same in all chains that run
     num_blocks = old.sums.shape[1]
     full = index == num_blocks * length
-    merged = old.sums.reshape(len(w), num_blocks // 2, 2, *old.sums.shape[2:]).sum(axis=2)
-    sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), old.sums)
+
+    def in_pairs(sums: Array) -> Array:
+        merged = sums.reshape(len(w), num_blocks // 2, 2, *sums.shape[2:]).sum(axis=2)
+        return jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1)
+
+    sums = lax.cond(full, in_pairs, lambda sums: sums, old.sums)
     length = jnp.where(full, 2 * length, length)
     x, y = (array[:, _watched(w.shape[1])] for array in (w, g))
     moved = old._replace(
@@ -318,21 +328,23 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
     return moved, record
 
 
-def renew_stein(sampler: Any, states: Any, dataset: Dataset) -> SteinSums:
+def renew_stein(sampler: Any, states: Any, old: SteinSums, dataset: Dataset) -> SteinSums:
     """Make the mean of the latest records the current reference, and find the directions at the weights of all chains.
 
-    The latest records are those since the last renewal: half of all records, or all eight.
+    The latest records are those since the last renewal: half of all records, or all eight. The search for directions
+    goes on from those before.
     """
-    old = states.tests
     since, num = jnp.max(old.num_records), old.directions.shape[1]
+    is_first = since == 8
 
-    def find(state: Any) -> Array:
+    def find(state: Any, directions: Array) -> Array:
         batch_key, block_key = jax.random.split(key_for(state.key, Stream.STEIN, since))
-        batch, own = dataset.draw(batch_key, min(1024, dataset.num_examples)), sampler.at(state.temperature)
-        return strongest_directions(own.potential, own.position(state), batch, block_key, num)
+        batch, own = dataset.draw(batch_key, min(512, dataset.num_examples)), sampler.at(state.temperature)
+        begin = jnp.where(is_first, jax.random.normal(block_key, directions.shape, directions.dtype), directions)
+        return strongest_directions(own.potential, own.position(state), batch, begin, jnp.where(is_first, 3, 1))
 
-    mean = old.total / jnp.where(since == 8, 8, since // 2)
-    found = jax.vmap(find)(states._replace(tests=())).astype(mean.dtype) if num else old.directions
+    mean = old.total / jnp.where(is_first, 8, since // 2)
+    found = jax.vmap(find)(states, old.directions) if num else old.directions
     return old._replace(total=jnp.zeros_like(mean), reference=mean, directions=found)
 
 
