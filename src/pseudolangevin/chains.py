@@ -33,7 +33,7 @@ from . import _trees as trees
 from . import observables, placement
 from ._trees import Array, Key, Weights, as_key, check_integer, check_interval, check_positive
 from .data.dataset import BLOCKS_AHEAD, Dataset, StreamedDataset
-from .observables import OwnObservables, Reporter, check_own
+from .observables import OwnObservables, PackedRecord, Reporter, check_own
 from .placement import Placement
 from .results import Result
 from .samplers.base import MAX_STEPS, RATIO_QUANTILES, Sampler, Status
@@ -421,7 +421,7 @@ class Run:
         if not records:
             data = self.observed, self.test, self.own, self.chunk_size
             shapes = _observe.eval_shape(self.sampler, *observables.without_stein(states), *data)[1]
-            records = [observables.to_host({name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})]
+            records = [observables.to_host(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))]
         stacked = {name: np.stack([r[name] for r in records], axis=1)[:, : len(steps)] for name in records[0]}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
         coords: dict[str, Any] = {
@@ -509,7 +509,7 @@ def _observe(
     test: Dataset | None,
     own: OwnObservables,
     chunk_size: int | None,
-) -> tuple[Any, dict[str, Array]]:
+) -> tuple[Any, PackedRecord]:
     """Return what a record changes, the status and the sums for the certificate, and the record."""
     observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
     record, weights, gradients = jax.vmap(lambda state: observe(sampler.at(state.temperature), state))(states)
@@ -517,9 +517,10 @@ def _observe(
         tests, more = observables.update_stein(tests, weights, gradients)
         record |= more
     changed = _in_place((record["status"], tests), train.mesh)
+    packed = observables.pack(record)
     if train.mesh is not None:  # every process reads the record
-        record = lax.with_sharding_constraint(record, NamedSharding(train.mesh, PartitionSpec()))
-    return changed, record
+        packed = lax.with_sharding_constraint(packed, NamedSharding(train.mesh, PartitionSpec()))
+    return changed, packed
 
 
 @partial(jax.jit, donate_argnames="tests")
