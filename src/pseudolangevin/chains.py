@@ -84,15 +84,14 @@ def sample(
         weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
             or (chain,), each chain has its own start (an axis of length one is repeated). Python floats are accepted.
         temperatures: temperature T of each group of chains, all different, or one number; none for `adam`. Or a
-            function of the step, for one group of annealed chains: T is updated after every record (see
-            `samplers.tempered.annealed`).
+            function of the step, for one group of annealed chains (see `samplers.tempered.annealed`).
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         num_warmup: steps before these, without records.
         record_every: steps between records; default: 400 records, or fewer if they would cost more than 5 % of the
-            time, but at least 100, and 400 of all chains at a temperature. Training by `adam` has 10 to 100.
-        key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
-            apart from rounding, it does not depend on which other chains run.
+            time, but at least 100, and 400 of all chains at a temperature (10 to 100 for `adam`). If records take
+            more, the last line of progress says so.
+        key: random key or integer seed; a chain does not depend, but for rounding, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: number of first training examples that observables are measured on; default: all.
         observables: your own observables, a mapping from names to functions f(weights, dataset) that return a scalar or
@@ -397,9 +396,10 @@ class Run:
     def observe(self, states: Any) -> dict[str, np.ndarray]:
         """Return the observables of all chains, leading axis over all chains."""
         states, tests = observables.without_stein(states)
-        return observables.to_host(self._measured(states, jax.tree.map(jnp.copy, tests))[1])  # they are donated
+        return observables.to_host(self._measured(states, jax.tree.map(jnp.copy, tests))[1])
 
     def _measured(self, states: Any, tests: Any) -> Any:
+        """Return what a record changes and the record; the sums are donated."""
         sampler, observed, test = self._placed
         return _observe(sampler, states, tests, observed, test, self.own, self.chunk_size)
 

@@ -66,34 +66,22 @@ class Placement:
 
     def check(self, num_chains: int, num_examples: int, weights: Weights | None = None) -> None:
         """Raise a ValueError if the devices, chains, examples or weights of one chain (if given) cannot be split so."""
-
-        def distance(other: Placement) -> float:
-            return round(float(np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()), 6)
-
-        if problem := self._problem(num_chains, num_examples, weights):
-            most = jax.device_count()
-            pairs = ((c, d) for c in range(most, 0, -1) for d in range(most // c, 0, -1))
-            splits = (Placement(c, d, w) for c, d in pairs for w in range(most // (c * d), 0, -1))
-            valid = [other for other in splits if not other._problem(num_chains, num_examples, weights)]
-            # Among equals the first, which has most parts of the chains.
-            nearest = min(valid, key=distance, default=None)
-            remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
-            raise ValueError(f"placement.{self}: {problem}; {remedy}")
-
-    def _problem(self, num_chains: int, num_examples: int, weights: Weights | None) -> str | None:
         num_devices, available = self.num_devices, jax.device_count()
+        problems = []
         if num_devices > available:
-            return f"{self.chains}*{self.data}*{self.weights} = {num_devices} devices, and there are {available}"
-        if several() and num_devices != available:
-            return f"{num_devices} of {available} devices, but {jax.process_count()} processes must use all of them"
+            problems.append(f"{self.chains}*{self.data}*{self.weights} = {num_devices} devices, of {available}")
+        elif several() and num_devices != available:
+            problems.append(f"{num_devices} of {available} devices, but all {jax.process_count()} processes take part")
         if num_chains % self.chains:
-            return f"{num_chains} chains (all temperatures together) do not divide into {self.chains}"
+            problems.append(f"{num_chains} chains (all temperatures together) do not divide into {self.chains}")
         if num_examples % self.data:
-            return f"{num_examples} examples do not divide into {self.data}"
+            problems.append(f"{num_examples} examples do not divide into {self.data}")
         for name, leaf in _trees.named_leaves(weights):
             if self.weights > 1 and math.prod(leaf.shape) >= SMALL and split_axis(leaf.shape, self.weights) is None:
-                return f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}"
-        return None
+                problems.append(f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}")
+        if problems:
+            remedy = f"pass other numbers, whose product is {'' if several() else 'at most '}{available}"
+            raise ValueError(f"placement.{self}: {problems[0]}; {remedy}")
 
     def __str__(self) -> str:
         """Return the settings as they are written in a configuration."""
