@@ -109,7 +109,7 @@ def drawn(monkeypatch, capsys, *, terminal: bool, show: bool | None, cost: float
     with chains.progress_bar(1000, 3, show=show) as update:
         for index in range(1, 71):
             now += {1: 30.1, 60: 70.1}.get(index, 0.1)
-            update(10 * index, float("nan") if index == 1 else 0.123456, cost)
+            update(10 * index, np.array([np.nan, np.nan if index == 1 else 0.123456]), cost)
     return capsys.readouterr().err
 
 

@@ -3,8 +3,7 @@
     start ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
 
 Stops are the multiples of `every` and the steps at which a chain is due for a refresh. All randomness is a function of
-the chain's key and the global step, so a trajectory does not depend on where a run was interrupted. `Run.records` is
-the only loop that drives chains.
+the chain's key and the global step, so a trajectory does not depend on where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from . import _trees as trees
 from . import observables, placement
 from ._trees import Array, Key, Weights, as_key, check_integer, check_interval, check_positive
 from .data.dataset import BLOCKS_AHEAD, Dataset, StreamedDataset
-from .observables import OwnObservables, PackedRecord, Reporter, check_own
+from .observables import OwnObservables, Reporter, check_own
 from .placement import Placement
 from .results import Result
 from .samplers.base import MAX_STEPS, RATIO_QUANTILES, Sampler, Status
@@ -89,8 +88,7 @@ def sample(
         num_steps: steps of every chain.
         num_warmup: steps before these, without records.
         record_every: steps between records; default: 400 records, or fewer if they would cost more than 5 % of the
-            time, but at least 100, and 400 of all chains at a temperature (10 to 100 for `adam`). If records take
-            more, the last line of progress says so.
+            time, but at least 100, and 400 of all chains at a temperature (10 to 100 for `adam`).
         key: random key or integer seed; a chain does not depend, but for rounding, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: number of first training examples that observables are measured on; default: all.
@@ -98,8 +96,7 @@ def sample(
             an array; they are treated as the built-in ones.
         on_record: function called with every `Record`, for example to log it.
         keep_weights_every: number of records from one kept set of weights to the next, in `result.samples`.
-        chunk_size: examples held at once per chain when measuring; bounds memory, not the result. Default: 4096, or
-            32 768 for a network of up to 2¹⁷ weights on a GPU.
+        chunk_size: examples held at once per chain when measuring; bounds memory, not the result.
         placement: split of chains, data and weights over devices; default: chains over as many devices as divide them.
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a line of progress; default: on a terminal, and now and then elsewhere.
@@ -108,8 +105,6 @@ def sample(
     Example:
         >>> sampler = pl.balanced_langevin(potential, train)
         >>> result = pl.sample(sampler, weights, temperatures=1e-3, num_chains=4, num_steps=20_000, key=0)
-        >>> result.trace.loss.mean("draw").shape
-        (1, 4)
         >>> print(pl.certificate(result))
     """
     if callable(temperatures):
@@ -177,13 +172,13 @@ class Run:
         chunk_size: int | None = None,
         placement: Placement | Mesh | None = None,
     ) -> None:
-        if not isinstance(sampler, Sampler):
-            remedy = "pass pl.balanced_langevin(potential, dataset)"
-            raise ValueError(f"sampler = {str(sampler)[:60]!r} is not a sampler; {remedy}")
-        if test is not None and not isinstance(test, Dataset):
-            raise ValueError(f"test = {str(test)[:60]!r} is not a Dataset; pass pl.Dataset(inputs, targets)")
-        if not isinstance(placement, Placement | Mesh | None):
-            raise ValueError(f"placement = {str(placement)[:60]!r} is not a Placement; pass pl.Placement(...)")
+        for name, value, valid, remedy in (
+            ("sampler", sampler, Sampler, "sampler; pass pl.balanced_langevin(potential, dataset)"),
+            ("test", test, Dataset | None, "Dataset; pass pl.Dataset(inputs, targets)"),
+            ("placement", placement, Placement | Mesh | None, "Placement; pass pl.Placement(...)"),
+        ):
+            if not isinstance(value, valid):
+                raise ValueError(f"{name} = {str(value)[:60]!r} is not a {remedy}")
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
         if sampler.exchange_every is not None and len(self.temperatures) < 2:
@@ -207,7 +202,7 @@ class Run:
             return None
         given = given or Placement.automatic(self.size)
         if streamed and (isinstance(given, Mesh) or given.num_devices > 1):
-            raise ValueError(f"placement.{given}: a StreamedDataset feeds one device; leave the placement out")
+            raise ValueError(f"placement = {given}: a StreamedDataset feeds one device; leave the placement out")
         if isinstance(given, Mesh):
             return given
         given.check(self.size, self.sampler.dataset.num_examples)
@@ -254,8 +249,7 @@ class Run:
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""
-        mesh = self.mesh
-        if mesh is None:
+        if (mesh := self.mesh) is None:
             return jax.tree.map(jnp.asarray, states)
         return jax.tree.map(lambda leaf: placement.put(leaf, placement.sharding(leaf.shape, mesh)), states)
 
@@ -322,9 +316,8 @@ class Run:
     ) -> Iterator[Record]:
         """Advance the chains from step `first` to `stop`, yielding a record at every multiple of `every`.
 
-        The chains are yielded without observables at every multiple of `pause_every`, and at `stop`. A run may be
-        continued from any record, with its step as `first`. Chains that stopped are masked and warned of; the iteration
-        ends when no chain is left running, or at the first record after `max_seconds`.
+        The chains are yielded without observables at every multiple of `pause_every`, and at `stop`. Chains that
+        stopped are masked and warned of; the iteration ends when none is left, or at the record after `max_seconds`.
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
@@ -352,16 +345,14 @@ class Run:
                     (status, tests), record = self._measured(states, tests)
                     states, num_records = states._replace(status=status), num_records + 1
                     masked = reporter.report(observables.to_host(record), step=step, last=step + every > stop)
-                    losses = masked["loss"][np.isfinite(masked["loss"])]
-                    mean = float(losses.mean()) if losses.size else math.nan
-                    update_bar(step, mean, time.monotonic() - before)
+                    update_bar(step, masked["loss"], time.monotonic() - before)
                     if num_records >= 8 and num_records.bit_count() == 1:  # a power of two
                         tests = _renew(sampler, states, tests, observed)
-                    yield Record(step, observables.with_stein(states, tests), masked)
+                    yield Record(step, states._replace(tests=tests) if tests else states, masked)
                     if reporter.stopped.all() or time.monotonic() - started > (max_seconds or math.inf):
                         return
                 elif step == stop or (pause_every is not None and step % pause_every == 0):
-                    yield Record(step, observables.with_stein(states, tests), None)
+                    yield Record(step, states._replace(tests=tests) if tests else states, None)
 
     def _next_refresh(self, states: Any) -> int:
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
@@ -400,8 +391,8 @@ class Run:
 
     def _measured(self, states: Any, tests: Any) -> Any:
         """Return what a record changes and the record; the sums are donated."""
-        sampler, observed, test = self._placed
-        return _observe(sampler, states, tests, observed, test, self.own, self.chunk_size)
+        sampler, *data = self._placed
+        return _observe(sampler, states, tests, data, self.own, self.chunk_size)
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
@@ -419,8 +410,8 @@ class Run:
 
         steps = (first // every + 1 + np.arange(len(records))) * every
         if not records:
-            data = self.observed, self.test, self.own, self.chunk_size
-            shapes = _observe.eval_shape(self.sampler, *observables.without_stein(states), *data)[1]
+            about = [self.observed, self.test], self.own, self.chunk_size
+            shapes = _observe.eval_shape(self.sampler, *observables.without_stein(states), *about)[1]
             records = [observables.to_host(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))]
         stacked = {name: np.stack([r[name] for r in records], axis=1)[:, : len(steps)] for name in records[0]}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
@@ -501,16 +492,9 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
 
 
 @partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="tests")
-def _observe(
-    sampler: Sampler,
-    states: Any,
-    tests: Any,
-    train: Dataset,
-    test: Dataset | None,
-    own: OwnObservables,
-    chunk_size: int | None,
-) -> tuple[Any, PackedRecord]:
+def _observe(sampler: Sampler, states: Any, tests: Any, data: Any, own: OwnObservables, chunk_size: int | None) -> Any:
     """Return what a record changes, the status and the sums for the certificate, and the record."""
+    train, test = data
     observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
     record, weights, gradients = jax.vmap(lambda state: observe(sampler.at(state.temperature), state))(states)
     if tests:
@@ -539,26 +523,23 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
         if temperatures is not None:
             raise ValueError(f"temperatures = {temperatures!r}: {sampler.name} has no temperature; leave it out")
         return [0.0]
-    if temperatures is None:
-        raise ValueError("temperatures is missing; pass a list, for example temperatures=[1e-5, 3e-5]")
-    values = list(np.atleast_1d(np.asarray(temperatures, object)))
+    values = [] if temperatures is None else list(np.atleast_1d(np.asarray(temperatures, object)))
     if not values:
-        raise ValueError("temperatures is empty; pass at least one")
+        raise ValueError(f"temperatures = {temperatures}; pass at least one, for example temperatures=[1e-5, 3e-5]")
     for value in values:
         check_positive("temperatures", value, "exp(-U/T) needs T > 0")
         check_interval("temperatures", value, 1e-30, 1e30, "that is beyond single precision; scale the loss instead")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
-        remedy = "use num_chains for several chains at one temperature"
-        raise ValueError(f"temperatures = {values} repeats a value; {remedy}")
+        raise ValueError(f"temperatures = {values} repeats a value; use num_chains for several chains at one")
     return values
 
 
 @contextmanager
 def progress_bar(
     num_steps: int, num_chains: int, *, show: bool | None, start: int = 0
-) -> Iterator[Callable[[int, float, float], None]]:
-    """Give a function update(step, loss, seconds of this record) that prints progress to the error stream.
+) -> Iterator[Callable[[int, np.ndarray, float], None]]:
+    """Give a function update(step, losses, seconds of this record) that prints progress to the error stream.
 
     If `show` is true, one line is overwritten at every record; if it is None and the error stream is no terminal, a
     line is printed after 20 seconds and then every minute. The last line is the cost of records, if it exceeds 5 %.
@@ -568,7 +549,7 @@ def progress_bar(
     due, before, printed = began + 20, (start, began), False
     latest = deque[tuple[int, float, float]](maxlen=9)  # steps, seconds, and seconds of the record
 
-    def update(step: int, loss: float, cost: float) -> None:
+    def update(step: int, losses: np.ndarray, cost: float) -> None:
         nonlocal due, before, printed
         now = time.monotonic()
         latest.append((step - before[0], max(now - before[1], 1e-9), cost))
@@ -579,7 +560,7 @@ def progress_bar(
         speed = median(steps / seconds for steps, seconds, _ in latest)  # some intervals contain compilations
         line = f"step {step} of {num_steps}, {num_chains} chains, {speed:,.0f} steps/s"
         line += f", {(num_steps - step) / speed:,.0f} s left"
-        line += "" if math.isnan(loss) else f", loss {loss:.4f}"
+        line += f", loss {np.nanmean(losses):.4f}" if np.isfinite(losses).any() else ""
         width = shutil.get_terminal_size().columns - 1
         text = f"\r{line[:width]:{width}}" if on_one_line else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)

@@ -36,8 +36,7 @@ DEFAULT_CHUNK_SIZE = 4096  # examples held at once in a pass over all of them
 def default_chunk_size(chunk_size: int | None, weights: Weights, function: Callable, dataset: Dataset) -> int:
     """Return `chunk_size`, or the default: 4096 examples, eight times as many for a small network on a GPU.
 
-    Fewer if the intermediate arrays of `function(weights, batch)` would exceed 4 MiB, which a CPU has in its cache (a
-    gradient of convolutions takes a third of the time then), or 256 MiB on a GPU.
+    Fewer if the intermediate arrays of `function(weights, batch)` would exceed 4 MiB (the cache), or 256 MiB on a GPU.
     """
     if chunk_size is not None:
         return chunk_size

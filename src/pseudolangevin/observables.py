@@ -60,9 +60,7 @@ OBSERVABLES = {
     "kinetic_temperature": Observable("kinetic temperature", "mean of p²/M, at the time of the weights", "loss"),
     "virial_temperature": Observable("virial temperature", "w·∇U/N with the exact gradient", "loss"),
     "layer_virial_temperature": Observable("virial temperature by layer", "w·∇U/N in each layer", "loss", ("layer",)),
-    "centred_virial_temperature": Observable(
-        "virial temperature about a reference", "(w − w0)·∇U/N by layer, w0 of earlier records", "loss", ("layer",)
-    ),
+    "centred_virial_temperature": Observable("virial temperature about w0", "(w − w0)·∇U/N", "loss", ("layer",)),
     "direction_position": Observable("positions", "weights along stiff directions", dims=("direction",)),
     "direction_gradient": Observable("gradients", "∇U along stiff directions", "loss", ("direction",)),
     "temperature_ratio": Observable("temperature ratio", "quantiles of the current ratios", dims=("quantile",)),
@@ -98,10 +96,9 @@ def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | Non
     dims = {dim for observable in OBSERVABLES.values() for dim in observable.dims}
     taken = {"temperature", "chain", "draw", "step", *OBSERVABLES, *dims}
     for name, function in (observables or {}).items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"observables has the name {name!r}; use a Python identifier, such as 'margin'")
-        if name in taken:
-            raise ValueError(f"observables has the name {name!r}, which the trace uses already; choose another")
+        if not isinstance(name, str) or not name.isidentifier() or name in taken:
+            remedy = "use a Python identifier that the trace does not have, such as 'margin'"
+            raise ValueError(f"observables has the name {name!r}; {remedy}")
         if not callable(function):
             raise ValueError(f"observables[{name!r}] = {function!r} is not callable; pass f(weights, dataset)")
     return tuple((observables or {}).items())
@@ -152,8 +149,7 @@ class PackedRecord:
     """A record as one array (chain, entry) for each type: each array of a program takes the host microseconds."""
 
     vectors: dict[str, Any]
-    layout: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Name, type and shape per chain of each observable."""
+    layout: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type and shape per chain of each observable
 
 
 def pack(record: Mapping[str, Array]) -> PackedRecord:
@@ -316,11 +312,6 @@ def without_stein(states: Any) -> tuple[Any, Any]:
     """Return states without sums, which only records change, and the sums; () if there are none."""
     tests = getattr(states, "tests", ())
     return (states._replace(tests=()) if tests else states), tests
-
-
-def with_stein(states: Any, tests: Any) -> Any:
-    """Return the states with these sums."""
-    return states._replace(tests=tests) if tests else states
 
 
 def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[SteinSums, dict[str, Array]]:

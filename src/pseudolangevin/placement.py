@@ -7,8 +7,7 @@ A mesh of devices has three axes, and `Placement` gives the number of parts alon
     weights   the longest divisible axis of every large tensor of a state: weights, momenta, masses, variances
 
 Chains are those of one device, to rounding. All processes execute the same program in the same order; the first writes
-the files. What one process alone learns (a signal, a full disk) is shared before any process acts on it, so that none
-has to wait.
+the files. What one process alone learns (a signal, a full disk) is shared before any process acts on it.
 """
 
 from __future__ import annotations
@@ -81,11 +80,7 @@ class Placement:
                 problems.append(f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}")
         if problems:
             remedy = f"pass other numbers, whose product is {'' if several() else 'at most '}{available}"
-            raise ValueError(f"placement.{self}: {problems[0]}; {remedy}")
-
-    def __str__(self) -> str:
-        """Return the settings as they are written in a configuration."""
-        return ", ".join(f"{axis} = {getattr(self, axis)}" for axis in AXES)
+            raise ValueError(f"placement = {self}: {problems[0]}; {remedy}")
 
 
 def split_axis(shape: tuple[int, ...], parts: int) -> int | None:
@@ -140,10 +135,8 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
     given = f"coordinator = {coordinator}, num_processes = {num_processes}, process_id = {process_id}"
     if coordinator is not None and num_processes is not None and process_id is not None:
         host, _, port = coordinator.rpartition(":")
-        if not (host and port.isdigit()):
-            raise ValueError(f"{given}: write host:port, for example 127.0.0.1:12345")
-        if not 0 <= process_id < num_processes:
-            raise ValueError(f"{given}: count from 0 to num_processes - 1")
+        if not (host and port.isdigit() and 0 <= process_id < num_processes):
+            raise ValueError(f"{given}: write host:port, and count from 0 to num_processes - 1")
     elif (coordinator, num_processes, process_id) != (None, None, None):
         raise ValueError(f"{given}: give all three, or none under a launcher such as Slurm or Open MPI")
     try:
