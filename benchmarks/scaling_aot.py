@@ -101,7 +101,7 @@ def compile_all(size: str, data: int, weights: int) -> list[dict[str, Any]]:
         "init": lambda: chains._start.lower(sampler, starts, temperatures, keys, False),
         "advance": lambda: chains._segment.lower(sampler, states, 10, 1),
         "refresh": lambda: chains._refresh.lower(sampler, states),
-        "observe": lambda: chains._observe.lower(sampler, states, dataset, None, (), CHUNK_SIZE),
+        "observe": lambda: chains._observe.lower(sampler, states, (), [dataset, None], (), CHUNK_SIZE),
     }
     rows = []
     for name, lower in programs.items():

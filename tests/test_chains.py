@@ -25,14 +25,6 @@ def adam(small_task):
     return pl.adam(small_task.potential, small_task.train, batch_size=16)
 
 
-def test_the_interval_between_records_does_not_change_the_chain(langevin, small_task):
-    """With record_every = 12 or 24, segments between refreshes at 8, 24… have other lengths."""
-    options: dict[str, Any] = {"temperatures": [1e-3], "num_steps": 24, "key": 3}
-    one, other = (pl.sample(langevin, small_task.weights, record_every=every, **options) for every in (12, 24))
-    np.testing.assert_allclose(trees.ravel(one.weights), trees.ravel(other.weights), rtol=1e-4, atol=1e-6)
-    assert int(one.states.num_refreshes[0]) == int(other.states.num_refreshes[0]) > 0
-
-
 @pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1)])
 def test_each_chain_may_have_its_own_start(small_task, shape):
     sampler = pl.full_batch_langevin(small_task.potential, small_task.train, time_step=0.1)

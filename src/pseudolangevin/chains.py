@@ -3,8 +3,7 @@
     start ─> [refresh if due] ─> advance to the next stop ─> [record] ─> …
 
 Stops are the multiples of `every` and the steps at which a chain is due for a refresh. All randomness is a function of
-the chain's key and the global step, so a trajectory does not depend on where a run was interrupted. `Run.records` is
-the only loop that drives chains.
+the chain's key and the global step, so a trajectory does not depend on where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -84,23 +83,20 @@ def sample(
         weights: starting weights. Without leading axes they start every chain; with leading axes (temperature, chain),
             or (chain,), each chain has its own start (an axis of length one is repeated). Python floats are accepted.
         temperatures: temperature T of each group of chains, all different, or one number; none for `adam`. Or a
-            function of the step, for one group of annealed chains: T is updated after every record (see
-            `samplers.tempered.annealed`).
+            function of the step, for one group of annealed chains (see `samplers.tempered.annealed`).
         num_chains: independent chains per temperature.
         num_steps: steps of every chain.
         num_warmup: steps before these, without records.
         record_every: steps between records; default: 400 records, or fewer if they would cost more than 5 % of the
-            time, but at least 100, and 400 of all chains at a temperature. Training by `adam` has 10 to 100.
-        key: random key, or an integer seed. A chain is a function of the key, its index, its temperature and its start;
-            apart from rounding, it does not depend on which other chains run.
+            time, but at least 100, and 400 of all chains at a temperature (10 to 100 for `adam`).
+        key: random key or integer seed; a chain does not depend, but for rounding, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: number of first training examples that observables are measured on; default: all.
         observables: your own observables, a mapping from names to functions f(weights, dataset) that return a scalar or
             an array; they are treated as the built-in ones.
         on_record: function called with every `Record`, for example to log it.
         keep_weights_every: number of records from one kept set of weights to the next, in `result.samples`.
-        chunk_size: examples held at once per chain when measuring; bounds memory, not the result. Default: 4096, or
-            32 768 for a network of up to 2¹⁷ weights on a GPU.
+        chunk_size: examples held at once per chain when measuring; bounds memory, not the result.
         placement: split of chains, data and weights over devices; default: chains over as many devices as divide them.
         max_seconds: the run ends at the first record after this time, compilation included; default: no limit.
         progress: whether to show a line of progress; default: on a terminal, and now and then elsewhere.
@@ -109,8 +105,6 @@ def sample(
     Example:
         >>> sampler = pl.balanced_langevin(potential, train)
         >>> result = pl.sample(sampler, weights, temperatures=1e-3, num_chains=4, num_steps=20_000, key=0)
-        >>> result.trace.loss.mean("draw").shape
-        (1, 4)
         >>> print(pl.certificate(result))
     """
     if callable(temperatures):
@@ -178,13 +172,13 @@ class Run:
         chunk_size: int | None = None,
         placement: Placement | Mesh | None = None,
     ) -> None:
-        if not isinstance(sampler, Sampler):
-            remedy = "pass pl.balanced_langevin(potential, dataset)"
-            raise ValueError(f"sampler = {str(sampler)[:60]!r} is not a sampler; {remedy}")
-        if test is not None and not isinstance(test, Dataset):
-            raise ValueError(f"test = {str(test)[:60]!r} is not a Dataset; pass pl.Dataset(inputs, targets)")
-        if not isinstance(placement, Placement | Mesh | None):
-            raise ValueError(f"placement = {str(placement)[:60]!r} is not a Placement; pass pl.Placement(...)")
+        for name, value, valid, remedy in (
+            ("sampler", sampler, Sampler, "sampler; pass pl.balanced_langevin(potential, dataset)"),
+            ("test", test, Dataset | None, "Dataset; pass pl.Dataset(inputs, targets)"),
+            ("placement", placement, Placement | Mesh | None, "Placement; pass pl.Placement(...)"),
+        ):
+            if not isinstance(value, valid):
+                raise ValueError(f"{name} = {str(value)[:60]!r} is not a {remedy}")
         self.sampler = sampler
         self.temperatures = tuple(check_temperatures(sampler, temperatures))
         if sampler.exchange_every is not None and len(self.temperatures) < 2:
@@ -208,7 +202,7 @@ class Run:
             return None
         given = given or Placement.automatic(self.size)
         if streamed and (isinstance(given, Mesh) or given.num_devices > 1):
-            raise ValueError(f"placement.{given}: a StreamedDataset feeds one device; leave the placement out")
+            raise ValueError(f"placement = {given}: a StreamedDataset feeds one device; leave the placement out")
         if isinstance(given, Mesh):
             return given
         given.check(self.size, self.sampler.dataset.num_examples)
@@ -221,12 +215,15 @@ class Run:
             check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
             return record_every
         sampler, exact = self.sampler, self.sampler.uses_temperature
-        step = sampler.examples_per_step or sampler.dataset.num_examples * getattr(sampler, "num_leapfrog_steps", 1)
+        num_gradients = getattr(sampler, "num_leapfrog_steps", 1)
+        step = num_gradients * (sampler.examples_per_step or sampler.dataset.num_examples)
         # A pass without gradient costs a third of one with it; what a record computes besides costs half.
         cost = self.observed.num_examples * (1.5 if exact else 1 / 3)
         cost += (self.test.num_examples if self.test else 0) / 3
+        # Whatever the size of the network, the calls of a record take as long as ten gradients of a small one.
+        in_steps = cost / step + 10 / num_gradients
         fewest, most = (max(100, 400 // self.num_chains), 400) if exact else (10, 100)
-        return max(1, num_steps // int(max(fewest, min(most, 0.05 * num_steps * step / cost))))
+        return max(1, num_steps // int(max(fewest, min(most, 0.05 * num_steps / in_steps))))
 
     def chain_name(self, index: int) -> str:
         """Return the name of a chain, for messages."""
@@ -252,8 +249,7 @@ class Run:
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""
-        mesh = self.mesh
-        if mesh is None:
+        if (mesh := self.mesh) is None:
             return jax.tree.map(jnp.asarray, states)
         return jax.tree.map(lambda leaf: placement.put(leaf, placement.sharding(leaf.shape, mesh)), states)
 
@@ -320,19 +316,18 @@ class Run:
     ) -> Iterator[Record]:
         """Advance the chains from step `first` to `stop`, yielding a record at every multiple of `every`.
 
-        The chains are yielded without observables at every multiple of `pause_every`, and at `stop`. A run may be
-        continued from any record, with its step as `first`. Chains that stopped are masked and warned of; the iteration
-        ends when no chain is left running, or at the first record after `max_seconds`.
+        The chains are yielded without observables at every multiple of `pause_every`, and at `stop`. Chains that
+        stopped are masked and warned of; the iteration ends when none is left, or at the record after `max_seconds`.
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
         if first > 0 and np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING):
             return  # a new run goes on to its first record, which reports why
         reporter = Reporter(self)
-        sampler, observed, test = self._placed
+        sampler, observed, _ = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
-        started, step, recording = time.monotonic(), first, 0.0
-        due, tests = self._next_refresh(states), getattr(states, "tests", ())
+        started, step, due = time.monotonic(), first, self._next_refresh(states)
+        states, tests = observables.without_stein(states)
         num_records = int(np.max(self.fetch(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
@@ -347,21 +342,17 @@ class Run:
                 if step % every == 0:
                     jax.block_until_ready(states.step)
                     before = time.monotonic()
-                    states, record = _observe(sampler, states, observed, test, self.own, self.chunk_size)
-                    measured = observables.to_host(record)
-                    num_records += 1
+                    (status, tests), record = self._measured(states, tests)
+                    states, num_records = states._replace(status=status), num_records + 1
+                    masked = reporter.report(observables.to_host(record), step=step, last=step + every > stop)
+                    update_bar(step, masked["loss"], time.monotonic() - before)
                     if num_records >= 8 and num_records.bit_count() == 1:  # a power of two
-                        states = _renew(sampler, states, observed)
-                    masked = reporter.report(measured, step=step, last=step + every > stop)
-                    losses = masked["loss"][np.isfinite(masked["loss"])]
-                    recording += time.monotonic() - before
-                    share = recording / (time.monotonic() - started)
-                    update_bar(step, float(losses.mean()) if losses.size else math.nan, share)
-                    yield Record(step, states, masked)
+                        tests = _renew(sampler, states, tests, observed)
+                    yield Record(step, states._replace(tests=tests) if tests else states, masked)
                     if reporter.stopped.all() or time.monotonic() - started > (max_seconds or math.inf):
                         return
                 elif step == stop or (pause_every is not None and step % pause_every == 0):
-                    yield Record(step, states, None)
+                    yield Record(step, states._replace(tests=tests) if tests else states, None)
 
     def _next_refresh(self, states: Any) -> int:
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS
@@ -395,9 +386,13 @@ class Run:
 
     def observe(self, states: Any) -> dict[str, np.ndarray]:
         """Return the observables of all chains, leading axis over all chains."""
-        sampler, observed, test = self._placed
-        copies = jax.tree.map(jnp.copy, states)  # they are donated
-        return observables.to_host(_observe(sampler, copies, observed, test, self.own, self.chunk_size)[1])
+        states, tests = observables.without_stein(states)
+        return observables.to_host(self._measured(states, jax.tree.map(jnp.copy, tests))[1])
+
+    def _measured(self, states: Any, tests: Any) -> Any:
+        """Return what a record changes and the record; the sums are donated."""
+        sampler, *data = self._placed
+        return _observe(sampler, states, tests, data, self.own, self.chunk_size)
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
@@ -415,8 +410,9 @@ class Run:
 
         steps = (first // every + 1 + np.arange(len(records))) * every
         if not records:
-            shapes = _observe.eval_shape(self.sampler, states, self.observed, self.test, self.own, self.chunk_size)[1]
-            records = [observables.to_host({name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})]
+            about = [self.observed, self.test], self.own, self.chunk_size
+            shapes = _observe.eval_shape(self.sampler, *observables.without_stein(states), *about)[1]
+            records = [observables.to_host(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))]
         stacked = {name: np.stack([r[name] for r in records], axis=1)[:, : len(steps)] for name in records[0]}
         one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), states.weights)
         coords: dict[str, Any] = {
@@ -461,7 +457,6 @@ def _start(sampler: Sampler, starts: Weights, temperatures: Array, keys: Key, wi
 @partial(jax.jit, static_argnames="block", donate_argnames="states")
 def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches: Any = None) -> Any:
     # All running chains are at the same step. One number for all of them keeps conditionals on it conditionals.
-    states, tests = observables.without_stein(states)
     running = states.status == Status.RUNNING
     step = jnp.max(jnp.where(running, states.step, 0))
 
@@ -470,7 +465,7 @@ def _segment(sampler: Sampler, states: Any, num_blocks: int, block: int, batches
 
     moved = jax.vmap(one)(states, batches)
     moved = moved._replace(step=jnp.where(running, moved.step, states.step))
-    return _in_place(moved._replace(**tests), sampler.dataset.mesh)
+    return _in_place(moved, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_steps")
@@ -482,15 +477,13 @@ def _indices(sampler: Sampler, keys: Key, first_step: Array, num_steps: int) -> 
 
 @partial(jax.jit, donate_argnames="states")
 def _refresh(sampler: Sampler, states: Any) -> Any:
-    states, tests = observables.without_stein(states)
     refreshed = jax.vmap(lambda state: sampler.at(state.temperature).refresh_if_due(state))(states)
-    return _in_place(refreshed._replace(**tests), sampler.dataset.mesh)
+    return _in_place(refreshed, sampler.dataset.mesh)
 
 
 @partial(jax.jit, static_argnames="num_temperatures", donate_argnames="states")
 def _exchange(sampler: Any, states: Any, num_temperatures: int) -> Any:
-    states, tests = observables.without_stein(states)
-    return _in_place(sampler.exchange(states, num_temperatures)._replace(**tests), sampler.dataset.mesh)
+    return _in_place(sampler.exchange(states, num_temperatures), sampler.dataset.mesh)
 
 
 @jax.jit
@@ -498,26 +491,25 @@ def _next_refresh(sampler: Sampler, states: Any) -> Array:
     return jnp.min(jnp.where(states.status == Status.RUNNING, jax.vmap(sampler.next_refresh)(states), MAX_STEPS))
 
 
-@partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="states")
-def _observe(
-    sampler: Sampler, states: Any, train: Dataset, test: Dataset | None, own: OwnObservables, chunk_size: int | None
-) -> tuple[Any, dict[str, Array]]:
-    """Return the states, with this record added to their sums for the certificate and its status, and the record."""
-    states, tests = observables.without_stein(states)
+@partial(jax.jit, static_argnames=("own", "chunk_size"), donate_argnames="tests")
+def _observe(sampler: Sampler, states: Any, tests: Any, data: Any, own: OwnObservables, chunk_size: int | None) -> Any:
+    """Return what a record changes, the status and the sums for the certificate, and the record."""
+    train, test = data
     observe = partial(observables.observe, train=train, test=test, own=own, chunk_size=chunk_size)
     record, weights, gradients = jax.vmap(lambda state: observe(sampler.at(state.temperature), state))(states)
-    if tests.get("tests"):
-        tests["tests"], more = observables.update_stein(tests["tests"], weights, gradients)
+    if tests:
+        tests, more = observables.update_stein(tests, weights, gradients)
         record |= more
-    states = _in_place(states._replace(status=record["status"], **tests), train.mesh)
+    changed = _in_place((record["status"], tests), train.mesh)
+    packed = observables.pack(record)
     if train.mesh is not None:  # every process reads the record
-        record = lax.with_sharding_constraint(record, NamedSharding(train.mesh, PartitionSpec()))
-    return states, record
+        packed = lax.with_sharding_constraint(packed, NamedSharding(train.mesh, PartitionSpec()))
+    return changed, packed
 
 
-@partial(jax.jit, donate_argnames="states")
-def _renew(sampler: Sampler, states: Any, train: Dataset) -> Any:
-    return _in_place(states._replace(tests=observables.renew_stein(sampler, states, train)), train.mesh)
+@partial(jax.jit, donate_argnames="tests")
+def _renew(sampler: Sampler, states: Any, tests: Any, train: Dataset) -> Any:
+    return _in_place(observables.renew_stein(sampler, states, tests, train), train.mesh)
 
 
 @jax.jit
@@ -531,47 +523,44 @@ def check_temperatures(sampler: Sampler, temperatures: Sequence[float] | float |
         if temperatures is not None:
             raise ValueError(f"temperatures = {temperatures!r}: {sampler.name} has no temperature; leave it out")
         return [0.0]
-    if temperatures is None:
-        raise ValueError("temperatures is missing; pass a list, for example temperatures=[1e-5, 3e-5]")
-    values = list(np.atleast_1d(np.asarray(temperatures, object)))
+    values = [] if temperatures is None else list(np.atleast_1d(np.asarray(temperatures, object)))
     if not values:
-        raise ValueError("temperatures is empty; pass at least one")
+        raise ValueError(f"temperatures = {temperatures}; pass at least one, for example temperatures=[1e-5, 3e-5]")
     for value in values:
         check_positive("temperatures", value, "exp(-U/T) needs T > 0")
         check_interval("temperatures", value, 1e-30, 1e30, "that is beyond single precision; scale the loss instead")
     values = [float(value) for value in values]
     if len({np.float32(value) for value in values}) < len(values):
-        remedy = "use num_chains for several chains at one temperature"
-        raise ValueError(f"temperatures = {values} repeats a value; {remedy}")
+        raise ValueError(f"temperatures = {values} repeats a value; use num_chains for several chains at one")
     return values
 
 
 @contextmanager
 def progress_bar(
     num_steps: int, num_chains: int, *, show: bool | None, start: int = 0
-) -> Iterator[Callable[[int, float, float], None]]:
-    """Give a function update(step, loss, share of records in the time) that prints progress to the error stream.
+) -> Iterator[Callable[[int, np.ndarray, float], None]]:
+    """Give a function update(step, losses, seconds of this record) that prints progress to the error stream.
 
     If `show` is true, one line is overwritten at every record; if it is None and the error stream is no terminal, a
-    line is printed after 20 seconds and then every minute.
+    line is printed after 20 seconds and then every minute. The last line is the cost of records, if it exceeds 5 %.
     """
     on_one_line = sys.stderr.isatty() if show is None else show
     began = time.monotonic()
-    due, before, speeds = began + 20, (start, began), deque[float](maxlen=9)
+    due, before, printed = began + 20, (start, began), False
+    latest = deque[tuple[int, float, float]](maxlen=9)  # steps, seconds, and seconds of the record
 
-    def update(step: int, loss: float, share: float) -> None:
-        nonlocal due, before
+    def update(step: int, losses: np.ndarray, cost: float) -> None:
+        nonlocal due, before, printed
         now = time.monotonic()
-        speeds.append((step - before[0]) / max(now - before[1], 1e-9))
+        latest.append((step - before[0], max(now - before[1], 1e-9), cost))
         before = (step, now)
         if show is False or not (on_one_line or now >= due):
             return
-        due = now + 60
-        speed = median(speeds)  # of the last records, since some intervals contain compilations
+        due, printed = now + 60, True
+        speed = median(steps / seconds for steps, seconds, _ in latest)  # some intervals contain compilations
         line = f"step {step} of {num_steps}, {num_chains} chains, {speed:,.0f} steps/s"
         line += f", {(num_steps - step) / speed:,.0f} s left"
-        line += "" if math.isnan(loss) else f", loss {loss:.4f}"
-        line += f", records {share:.0%} of the time: raise record_every" if share > 0.25 else ""
+        line += f", loss {np.nanmean(losses):.4f}" if np.isfinite(losses).any() else ""
         width = shutil.get_terminal_size().columns - 1
         text = f"\r{line[:width]:{width}}" if on_one_line else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
@@ -580,3 +569,8 @@ def progress_bar(
         yield update
     finally:
         print(end="\n" if on_one_line else "", file=sys.stderr)
+        share = median(cost / seconds for _, seconds, cost in latest) if printed and len(latest) > 4 else 0.0
+        if share > 0.05:
+            every, cost = median(steps for steps, *_ in latest), median(cost for *_, cost in latest)
+            remedy = f"with record_every = {19 * every * share / (1 - share):.0f} it would be 5%"
+            print(f"records took {share:.0%} of the time, {cost:.2g} s each; {remedy}", file=sys.stderr)

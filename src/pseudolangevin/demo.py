@@ -21,7 +21,7 @@ SETTINGS = {
     "temperatures": [3e-4],  # 1.7/P, a little above the transition, as T = 3e-5 is for the paper's small network
     "num_chains": 4,
     "num_steps": 150_000,
-    "record_every": 250,
+    "record_every": 300,
     "task": {"num_train": 5_600, "num_test": 1_000},
     "network": {"sizes": [100, 10, 10]},
     "sampler": {"name": "balanced_langevin"},

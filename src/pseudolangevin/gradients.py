@@ -36,7 +36,7 @@ DEFAULT_CHUNK_SIZE = 4096  # examples held at once in a pass over all of them
 def default_chunk_size(chunk_size: int | None, weights: Weights, function: Callable, dataset: Dataset) -> int:
     """Return `chunk_size`, or the default: 4096 examples, eight times as many for a small network on a GPU.
 
-    Fewer if the intermediate arrays of `function(weights, batch)` would exceed 32 MiB, or 256 MiB on a GPU.
+    Fewer if the intermediate arrays of `function(weights, batch)` would exceed 4 MiB (the cache), or 256 MiB on a GPU.
     """
     if chunk_size is not None:
         return chunk_size
@@ -48,7 +48,7 @@ def default_chunk_size(chunk_size: int | None, weights: Weights, function: Calla
         results = [variable.aval for equation in _equations(program) for variable in equation.outvars]
         return sum(math.prod(array.shape) * array.dtype.itemsize for array in results)
 
-    return max(1, min(size, (2**28 if on_gpu else 2**25) // max(1, num_bytes(2) - num_bytes(1))))
+    return max(1, min(size, (2**28 if on_gpu else 2**22) // max(1, num_bytes(2) - num_bytes(1))))
 
 
 @partial(

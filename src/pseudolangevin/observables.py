@@ -15,8 +15,10 @@ time; before, it is 0. For any record w0 depends on earlier records only.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +29,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from . import _trees as trees
-from ._trees import Array, Batch, Key, Stream, Weights, key_for
+from ._trees import Array, Batch, Stream, Weights, key_for
 from .data.dataset import Dataset, StreamedDataset
 from .gradients import covariance_product, exact_means, exact_sums
 from .potential import Potential
@@ -58,9 +60,7 @@ OBSERVABLES = {
     "kinetic_temperature": Observable("kinetic temperature", "mean of p²/M, at the time of the weights", "loss"),
     "virial_temperature": Observable("virial temperature", "w·∇U/N with the exact gradient", "loss"),
     "layer_virial_temperature": Observable("virial temperature by layer", "w·∇U/N in each layer", "loss", ("layer",)),
-    "centred_virial_temperature": Observable(
-        "virial temperature about a reference", "(w − w0)·∇U/N by layer, w0 of earlier records", "loss", ("layer",)
-    ),
+    "centred_virial_temperature": Observable("virial temperature about w0", "(w − w0)·∇U/N", "loss", ("layer",)),
     "direction_position": Observable("positions", "weights along stiff directions", dims=("direction",)),
     "direction_gradient": Observable("gradients", "∇U along stiff directions", "loss", ("direction",)),
     "temperature_ratio": Observable("temperature ratio", "quantiles of the current ratios", dims=("quantile",)),
@@ -90,10 +90,9 @@ def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | Non
     dims = {dim for observable in OBSERVABLES.values() for dim in observable.dims}
     taken = {"temperature", "chain", "draw", "step", *OBSERVABLES, *dims}
     for name, function in (observables or {}).items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"observables has the name {name!r}; use a Python identifier, such as 'margin'")
-        if name in taken:
-            raise ValueError(f"observables has the name {name!r}, which the trace uses already; choose another")
+        if not isinstance(name, str) or not name.isidentifier() or name in taken:
+            remedy = "use a Python identifier that the trace does not have, such as 'margin'"
+            raise ValueError(f"observables has the name {name!r}; {remedy}")
         if not callable(function):
             raise ValueError(f"observables[{name!r}] = {function!r} is not callable; pass f(weights, dataset)")
     return tuple((observables or {}).items())
@@ -138,10 +137,32 @@ def _virial_temperature(weights: Weights, gradient: Weights) -> Array:
     return trees.dot(weights, gradient) / float(trees.num_weights(weights))
 
 
-def to_host(record: Mapping[str, Array | np.ndarray]) -> dict[str, np.ndarray]:
+@partial(jax.tree_util.register_dataclass, data_fields=["vectors"], meta_fields=["layout"])
+@dataclass(frozen=True)
+class PackedRecord:
+    """A record as one array (chain, entry) for each type: each array of a program takes the host microseconds."""
+
+    vectors: dict[str, Any]
+    layout: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type and shape per chain of each observable
+
+
+def pack(record: Mapping[str, Array]) -> PackedRecord:
+    """Return the record with the observables of all chains packed by their types."""
+    layout = tuple((name, str(values.dtype), values.shape[1:]) for name, values in record.items())
+    parts: dict[str, list[Array]] = {dtype: [] for _, dtype, _ in layout}
+    for (_, dtype, _), values in zip(layout, record.values(), strict=True):
+        parts[dtype].append(values.reshape(len(values), math.prod(values.shape[1:])))
+    return PackedRecord({dtype: jnp.concatenate(arrays, axis=1) for dtype, arrays in parts.items()}, layout)
+
+
+def to_host(record: PackedRecord) -> dict[str, np.ndarray]:
     """Return a record as float64 NumPy arrays, with the compensated pairs added and U computed from them."""
-    host = jax.device_get(dict(record))  # all copies at once: on a GPU each waits tens of microseconds
-    host = {n: a.astype(np.float64) if np.issubdtype(a.dtype, np.floating) else a for n, a in host.items()}
+    vectors = jax.device_get(record.vectors)
+    vectors = {t: v.astype(np.float64) if np.issubdtype(v.dtype, np.floating) else v for t, v in vectors.items()}
+    host, used = {}, dict.fromkeys(vectors, 0)
+    for name, dtype, shape in record.layout:
+        first, used[dtype] = used[dtype], used[dtype] + math.prod(shape)
+        host[name] = vectors[dtype][:, first : used[dtype]].reshape(len(vectors[dtype]), *shape)
     host["loss"] = host["loss"].sum(axis=-1)
     host["potential"] = host["loss"] + host.pop("regularizer")
     return host
@@ -200,8 +221,10 @@ class Reporter:
             remedy = 'Start from other weights, or use output_activation="identity"'
             self._warn(index, f": class {classes} {why}. {remedy}", DeadClassWarning)
         self._dead_before, self._dead_reported = dead, self._dead_reported | persistent
+        if not record["status"].any():
+            return record
         failed = ~np.isin(record["status"], HEALTHY)
-        masked = {name: values.copy() for name, values in record.items() if failed.any() and values.dtype.kind == "f"}
+        masked = {name: values.copy() for name, values in record.items() if values.dtype.kind == "f"}
         for values in masked.values():
             values[failed] = np.nan
         return record | masked
@@ -251,20 +274,22 @@ def _num_directions(sampler: Sampler, weights: Weights) -> int:
         return 0
     num = min(16, trees.num_weights(weights), max(2, 2**19 // trees.num_weights(weights)))
     try:
-        directions = partial(strongest_directions, sampler.potential, num=num)
-        jax.eval_shape(directions, weights, sampler.dataset.shapes(2), jax.random.key(0))
+        begin = jnp.zeros((num, trees.num_weights(weights)), jnp.result_type(*jax.tree.leaves(weights)))
+        jax.eval_shape(partial(strongest_directions, sampler.potential), weights, sampler.dataset.shapes(2), begin)
     except (TypeError, NotImplementedError, ValueError):  # a loss without forward derivatives
         return 0
     return num
 
 
-def strongest_directions(potential: Potential, weights: Weights, batch: Batch, key: Key, num: int) -> Array:
+def strongest_directions(
+    potential: Potential, weights: Weights, batch: Batch, begin: Array, num_iterations: Array | int = 3
+) -> Array:
     """Return the directions in which the gradients of single examples vary most, (direction, N), orthonormal.
 
-    They are Ritz vectors after three steps of block power iteration with the covariance of the gradient on a batch.
+    They are Ritz vectors after block power iteration from `begin`, with the covariance of the gradient on a batch.
     """
     product = covariance_product(potential, weights, batch, "highest")
-    flat, unravel = ravel_pytree(weights)
+    unravel = ravel_pytree(weights)[1]
 
     def apply(block: Array) -> Array:
         return lax.map(lambda vector: trees.ravel(product(unravel(vector))[0]), block)
@@ -272,16 +297,15 @@ def strongest_directions(potential: Potential, weights: Weights, batch: Batch, k
     def orthonormal(block: Array) -> Array:
         return jnp.linalg.qr(block.T)[0].T
 
-    block = orthonormal(jax.random.normal(key, (num, flat.size), flat.dtype))
-    block = lax.fori_loop(0, 3, lambda _, block: orthonormal(apply(block)), block)
+    block = lax.fori_loop(0, num_iterations, lambda _, block: orthonormal(apply(block)), orthonormal(begin))
     small = block @ apply(block).T
     return jnp.linalg.eigh(0.5 * (small + small.T))[1].T[::-1] @ block
 
 
-def without_stein(states: Any) -> tuple[Any, dict[str, Any]]:
-    """Return states without sums, which only records change, and the sums as a change of the states."""
-    tests = {"tests": states.tests} if hasattr(states, "tests") else {}
-    return states._replace(**dict.fromkeys(tests, ())), tests
+def without_stein(states: Any) -> tuple[Any, Any]:
+    """Return states without sums, which only records change, and the sums; () if there are none."""
+    tests = getattr(states, "tests", ())
+    return (states._replace(tests=()) if tests else states), tests
 
 
 def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[SteinSums, dict[str, Array]]:
@@ -293,8 +317,12 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
     index, length = jnp.max(old.num_records), jnp.max(old.block_length)  # the same in all chains that run
     num_blocks = old.sums.shape[1]
     full = index == num_blocks * length
-    merged = old.sums.reshape(len(w), num_blocks // 2, 2, *old.sums.shape[2:]).sum(axis=2)
-    sums = jnp.where(full, jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1), old.sums)
+
+    def in_pairs(sums: Array) -> Array:
+        merged = sums.reshape(len(w), num_blocks // 2, 2, *sums.shape[2:]).sum(axis=2)
+        return jnp.concatenate([merged, jnp.zeros_like(merged)], axis=1)
+
+    sums = lax.cond(full, in_pairs, lambda sums: sums, old.sums)
     length = jnp.where(full, 2 * length, length)
     x, y = (array[:, _watched(w.shape[1])] for array in (w, g))
     moved = old._replace(
@@ -312,21 +340,23 @@ def update_stein(old: SteinSums, weights: Weights, gradients: Weights) -> tuple[
     return moved, record
 
 
-def renew_stein(sampler: Any, states: Any, dataset: Dataset) -> SteinSums:
+def renew_stein(sampler: Any, states: Any, old: SteinSums, dataset: Dataset) -> SteinSums:
     """Make the mean of the latest records the current reference, and find the directions at the weights of all chains.
 
-    The latest records are those since the last renewal: half of all records, or all eight.
+    The latest records are those since the last renewal: half of all records, or all eight. The search for directions
+    goes on from those before.
     """
-    old = states.tests
     since, num = jnp.max(old.num_records), old.directions.shape[1]
+    is_first = since == 8
 
-    def find(state: Any) -> Array:
+    def find(state: Any, directions: Array) -> Array:
         batch_key, block_key = jax.random.split(key_for(state.key, Stream.STEIN, since))
-        batch, own = dataset.draw(batch_key, min(1024, dataset.num_examples)), sampler.at(state.temperature)
-        return strongest_directions(own.potential, own.position(state), batch, block_key, num)
+        batch, own = dataset.draw(batch_key, min(512, dataset.num_examples)), sampler.at(state.temperature)
+        begin = jnp.where(is_first, jax.random.normal(block_key, directions.shape, directions.dtype), directions)
+        return strongest_directions(own.potential, own.position(state), batch, begin, jnp.where(is_first, 3, 1))
 
-    mean = old.total / jnp.where(since == 8, 8, since // 2)
-    found = jax.vmap(find)(states._replace(tests=())).astype(mean.dtype) if num else old.directions
+    mean = old.total / jnp.where(is_first, 8, since // 2)
+    found = jax.vmap(find)(states, old.directions) if num else old.directions
     return old._replace(total=jnp.zeros_like(mean), reference=mean, directions=found)
 
 

@@ -7,8 +7,7 @@ A mesh of devices has three axes, and `Placement` gives the number of parts alon
     weights   the longest divisible axis of every large tensor of a state: weights, momenta, masses, variances
 
 Chains are those of one device, to rounding. All processes execute the same program in the same order; the first writes
-the files. What one process alone learns (a signal, a full disk) is shared before any process acts on it, so that none
-has to wait.
+the files. What one process alone learns (a signal, a full disk) is shared before any process acts on it.
 """
 
 from __future__ import annotations
@@ -66,38 +65,22 @@ class Placement:
 
     def check(self, num_chains: int, num_examples: int, weights: Weights | None = None) -> None:
         """Raise a ValueError if the devices, chains, examples or weights of one chain (if given) cannot be split so."""
-
-        def distance(other: Placement) -> float:
-            return round(float(np.abs(np.log(astuple(self)) - np.log(astuple(other))).sum()), 6)
-
-        if problem := self._problem(num_chains, num_examples, weights):
-            most = jax.device_count()
-            pairs = ((c, d) for c in range(most, 0, -1) for d in range(most // c, 0, -1))
-            splits = (Placement(c, d, w) for c, d in pairs for w in range(most // (c * d), 0, -1))
-            valid = [other for other in splits if not other._problem(num_chains, num_examples, weights)]
-            # Among equals the first, which has most parts of the chains.
-            nearest = min(valid, key=distance, default=None)
-            remedy = f"the nearest that fits is {nearest}" if nearest else "no split fits; start fewer processes"
-            raise ValueError(f"placement.{self}: {problem}; {remedy}")
-
-    def _problem(self, num_chains: int, num_examples: int, weights: Weights | None) -> str | None:
         num_devices, available = self.num_devices, jax.device_count()
+        problems = []
         if num_devices > available:
-            return f"{self.chains}*{self.data}*{self.weights} = {num_devices} devices, and there are {available}"
-        if several() and num_devices != available:
-            return f"{num_devices} of {available} devices, but {jax.process_count()} processes must use all of them"
+            problems.append(f"{self.chains}*{self.data}*{self.weights} = {num_devices} devices, of {available}")
+        elif several() and num_devices != available:
+            problems.append(f"{num_devices} of {available} devices, but all {jax.process_count()} processes take part")
         if num_chains % self.chains:
-            return f"{num_chains} chains (all temperatures together) do not divide into {self.chains}"
+            problems.append(f"{num_chains} chains (all temperatures together) do not divide into {self.chains}")
         if num_examples % self.data:
-            return f"{num_examples} examples do not divide into {self.data}"
+            problems.append(f"{num_examples} examples do not divide into {self.data}")
         for name, leaf in _trees.named_leaves(weights):
             if self.weights > 1 and math.prod(leaf.shape) >= SMALL and split_axis(leaf.shape, self.weights) is None:
-                return f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}"
-        return None
-
-    def __str__(self) -> str:
-        """Return the settings as they are written in a configuration."""
-        return ", ".join(f"{axis} = {getattr(self, axis)}" for axis in AXES)
+                problems.append(f"no axis of {name}, of shape {tuple(leaf.shape)}, divides into {self.weights}")
+        if problems:
+            remedy = f"pass other numbers, whose product is {'' if several() else 'at most '}{available}"
+            raise ValueError(f"placement = {self}: {problems[0]}; {remedy}")
 
 
 def split_axis(shape: tuple[int, ...], parts: int) -> int | None:
@@ -152,10 +135,8 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
     given = f"coordinator = {coordinator}, num_processes = {num_processes}, process_id = {process_id}"
     if coordinator is not None and num_processes is not None and process_id is not None:
         host, _, port = coordinator.rpartition(":")
-        if not (host and port.isdigit()):
-            raise ValueError(f"{given}: write host:port, for example 127.0.0.1:12345")
-        if not 0 <= process_id < num_processes:
-            raise ValueError(f"{given}: count from 0 to num_processes - 1")
+        if not (host and port.isdigit() and 0 <= process_id < num_processes):
+            raise ValueError(f"{given}: write host:port, and count from 0 to num_processes - 1")
     elif (coordinator, num_processes, process_id) != (None, None, None):
         raise ValueError(f"{given}: give all three, or none under a launcher such as Slurm or Open MPI")
     try:

@@ -113,8 +113,7 @@ class Result:
     def evaluate(self, test: Any, temperature: float | None = None, **options: Any) -> pd.DataFrame:
         """Return scores on a test set: one row for the ensemble, one for the mean of its members, one for each member.
 
-        Columns are negative log likelihood, error, expected calibration error and Brier score of a classifier; negative
-        log likelihood, root mean square error and calibration error of a regression. Arguments are those of `predict`.
+        Columns are the `score_names` of the predictions (see `diagnostics.ensemble`); arguments are those of `predict`.
         """
         import pandas as pd  # noqa: PLC0415 (slow to import)
 
@@ -134,11 +133,9 @@ class Result:
     def temperature_index(self, temperature: float | None) -> int:
         """Return the index of a temperature, which may be left out if there is only one."""
         known = self.trace["temperature"].values
-        if temperature is None and len(known) == 1:
-            return 0
-        if temperature is None:
+        if temperature is None and len(known) > 1:
             raise ValueError(f"the run has {len(known)} temperatures; pass one of temperature={known.tolist()}")
-        matches = np.flatnonzero(np.isclose(known, temperature, rtol=1e-6, atol=0))
+        matches = np.flatnonzero(np.isclose(known, known[0] if temperature is None else temperature, rtol=1e-6, atol=0))
         if not matches.size:
             raise ValueError(f"temperature = {temperature!r} was not sampled; choose one of {known.tolist()}")
         return int(matches[0])

@@ -86,7 +86,7 @@ def make_chains() -> None:
         runs = {}
         if split != "1,2,2" or placement.several():
             # Messages between devices are slow: fewer steps, which show that the chain is that of one device.
-            runs["langevin"] = run(langevin, weights, 250 if split == "1,1,1" else 50, 25, placed)
+            runs["langevin"] = run(langevin, weights, 250 if split == "1,1,1" else 25, 25, placed)
         if split != "4,1,1" and not placement.several():
             runs["hybrid"] = run(hybrid, weights, 20, 10, placed)
         found |= {f"{split}/{name}/{key}": value for name, values in runs.items() for key, value in values.items()}

@@ -82,11 +82,6 @@ def test_a_wrong_temperature_fails_or_does_not_pass(correct_runs):
                 assert {"kinetic temperature", "virial temperature"} & failed_names(certificate)
 
 
-class HalvedVariance(pl.pseudo_langevin):
-    def measure_variance(self, key, weights):
-        return jax.tree.map(lambda v: v / 2, super().measure_variance(key, weights))
-
-
 class NoiseNotSubtracted(pl.pseudo_langevin):
     def step(self, state, batch):
         none = jax.tree.map(jnp.zeros_like, state.gradient_variance)
@@ -115,19 +110,14 @@ def once_measured(kind: type[pl.Sampler] = pl.pseudo_langevin, **settings) -> pl
     return toy.sampler(kind, refresh_every=toy.NUM_STEPS, warmup_refreshes=0, **settings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [(HalvedVariance, {"kinetic temperature"}), (NoiseNotSubtracted, {"kinetic temperature", "virial temperature"})],
-)
-def test_a_wrong_sampler_fails_by_name(kind, names):
+def test_a_wrong_sampler_fails_by_name():
     ratio = 0.1
-    sampler = once_measured(kind, temperature_ratio=ratio)
+    sampler = once_measured(NoiseNotSubtracted, temperature_ratio=ratio)
     temperature = toy.TEMPERATURE * 0.01 / ratio  # so that the masses are the same
     certificate = pl.certificate(toy.run(sampler, num_steps=ENOUGH, temperatures=[temperature]))
-    assert names <= failed_names(certificate)
+    assert {"kinetic temperature", "virial temperature"} <= failed_names(certificate)
     for line in certificate.lines:
-        if kind is NoiseNotSubtracted and line.name == "kinetic temperature":
-            # The excess is the analytic (1 + c1²)·𝒯.
+        if line.name == "kinetic temperature":  # the excess is the analytic (1 + c1²)·𝒯
             assert line.value == pytest.approx(1 + 1.81 * ratio, abs=4 * line.uncertainty)
 
 

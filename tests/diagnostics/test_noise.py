@@ -26,39 +26,39 @@ def test_ks_fractions_of_gaussian_noise():
 
 
 @pytest.fixture(scope="module")
-def short_run():
-    return toy.run(toy.sampler(), num_steps=24, num_chains=1)
+def sampler():
+    return toy.sampler()
 
 
-def one_state(result):
-    return jax.tree.map(lambda leaf: leaf[0], result.states)
+@pytest.fixture(scope="module")
+def state(sampler):
+    run = pl.Run(sampler, temperatures=[toy.TEMPERATURE])
+    return jax.tree.map(lambda leaf: leaf[0], run.start(toy.weights(), 0))
 
 
-def test_drawn_noise_is_standard_normal(short_run):
-    drawn, ratios, num_silent = noise.draw(short_run.sampler, one_state(short_run), KEY, num_draws=DRAWS)
+def test_drawn_noise_is_standard_normal(sampler, state):
+    drawn, ratios, num_silent = noise.draw(sampler, state, KEY, num_draws=DRAWS)
     assert drawn.shape == (DRAWS, toy.NUM_WEIGHTS)
     assert num_silent == 0
     # 𝒱 is measured from a few hundred mini-batches: its own error adds to that of the draws.
     assert np.mean(drawn**2) == pytest.approx(1.0, abs=4 * np.sqrt(2 / toy.NUM_WEIGHTS) * np.sqrt(2 / 100))
     np.testing.assert_allclose(ratios, 0.01, rtol=1e-4)
-    few = noise.draw(short_run.sampler, one_state(short_run), KEY, num_draws=10, max_components=7)[0]
+    few = noise.draw(sampler, state, KEY, num_draws=10, max_components=7)[0]
     assert few.shape == (10, 7)
 
 
-def test_silent_components_are_left_out_and_counted(short_run):
-    state = one_state(short_run)
+def test_silent_components_are_left_out_and_counted(sampler, state):
     variance = state.gradient_variance | {"small": jnp.zeros(80)}
-    drawn, _, num_silent = noise.draw(short_run.sampler, state._replace(gradient_variance=variance), KEY, num_draws=10)
+    drawn, _, num_silent = noise.draw(sampler, state._replace(gradient_variance=variance), KEY, num_draws=10)
     assert num_silent == 80
     assert np.isfinite(drawn).all()
-    exact = pl.full_batch_langevin(short_run.sampler.potential, short_run.sampler.dataset, time_step=0.1)
+    exact = pl.full_batch_langevin(sampler.potential, sampler.dataset, time_step=0.1)
     with pytest.raises(ValueError, match="full_batch_langevin"):
         noise.draw(exact, state, KEY)
 
 
-def test_consecutive_noise_is_what_the_steps_use(short_run):
+def test_consecutive_noise_is_what_the_steps_use(sampler, state):
     """Half-step momenta rebuilt from the exact gradient and the recorded noise equal those of the sampler."""
-    sampler, state = short_run.sampler, one_state(short_run)
     minibatch, white, total = noise.consecutive_noise(sampler, state, 2, 10_000, jax.random.key(0))
     np.testing.assert_allclose(total, 0.1 * minibatch + np.sqrt(0.99) * white, rtol=1e-3, atol=1e-3)
     moved = sampler.step(state, sampler.draw(state))

@@ -362,8 +362,7 @@ def certificate(
         potential: U, from which gradients and energies are computed.
         dataset: training set of `potential`.
         burn_in: share of the records discarded at the start of every chain; default: 0.5 for a result, 0 for `weights`.
-        tolerances: `tolerance`, `chain_tolerance`, `layer_tolerance`, `weight_tolerance`, `bias_tolerance`,
-            `rhat_tolerance`, `ensemble_tolerance`: see `Tolerances`.
+        tolerances: fields of `Tolerances`, such as `tolerance` or `chain_tolerance`.
 
     Example:
         >>> cert = pl.certificate(result)

@@ -79,10 +79,7 @@ class Displacements:
 
 
 def diffusion(result: Result, *, seconds_per_step: float = 1.0, burn_in: float = 0.0) -> Diffusion:
-    """Return the displacements between the kept weights of a run, without the share `burn_in` at the start.
-
-    By default the seconds of the result are steps.
-    """
+    """Return the displacements between the kept weights of a run after the share `burn_in`, by default in steps."""
     check_positive("seconds_per_step", seconds_per_step)
     if result.samples is None:
         raise ValueError("the result holds no kept weights; sample with keep_weights_every=1")

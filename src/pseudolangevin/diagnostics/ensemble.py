@@ -155,8 +155,7 @@ def predict(
         potential: from `classification` or `regression` (or a `Potential` with `class_scores` or `values`).
         members: weights with one leading axis over the members.
         inputs: arrays with one leading example axis, as in `Dataset`.
-        noise_variance: for regressions, the variance σ² of a target around its prediction. exp(−U/T) is the posterior
-            of targets with σ² = P·T, which is what `fit` passes.
+        noise_variance: for regressions, the variance σ² of a target around its prediction; P·T for the posterior.
         chunk_size: examples held at once; default: at most 4096, fewer for large examples.
     """
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(inputs)]
@@ -177,8 +176,9 @@ def predict(
         jax.eval_shape(function, *(jax.tree.map(lambda w: w[0], members), jax.tree.map(lambda a: a[:1], inputs)))
     except Exception as error:
         shapes, why = jax.tree.map(np.shape, inputs), " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        remedy = "pass a batch as in training"
-        raise ValueError(f"inputs of shape {shapes} do not fit the network: {why}; {remedy}") from None
+        raise ValueError(
+            f"inputs of shape {shapes} do not fit the network: {why}; pass a batch as in training"
+        ) from None
     starts = range(0, len(leaves[0]), chunk_size)
     chunks = (jax.tree.map(lambda a, s=s: jnp.asarray(a[s : s + chunk_size]), inputs) for s in starts)
     raw = np.concatenate([np.asarray(_apply(function, members, chunk)) for chunk in chunks], axis=1).astype(np.float64)

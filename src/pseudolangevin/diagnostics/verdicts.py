@@ -273,9 +273,7 @@ class Certificate:
     def to_text(self, *, folder: Path | None = None, verbose: bool = False) -> str:
         """Return a table, the notes, the verdict with the lines that decide it, and the advice.
 
-        Args:
-            folder: run folder, for the command in the advice.
-            verbose: all lines, instead of the worst line of every kind.
+        The table has the worst line of every kind, or all if `verbose`. The command in the advice is for a run folder.
         """
         titles = ("line", "T", "chain", "value ± error", "expected ± tolerance", "verdict", "" if verbose else "passed")
         rows: list[tuple[str, ...]] = [titles]
