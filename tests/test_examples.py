@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def _short(monkeypatch):
     """The same programs with fewer examples to measure the noise."""
-    fewer: dict[str, Any] = {"variance_examples": 10, "warmup_refreshes": 0}
+    fewer: dict[str, Any] = {"variance_examples": 100, "warmup_refreshes": 0}
     monkeypatch.setattr(pl, "pseudo_langevin", partial(pl.pseudo_langevin, **fewer))
 
 

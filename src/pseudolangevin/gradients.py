@@ -53,8 +53,8 @@ def default_chunk_size(chunk_size: int | None, weights: Weights, function: Calla
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["velocity", "temperature", "gain"],
-    meta_fields=["strength", "limit", "num_kicked", "num_examples"],
+    data_fields=["velocity", "temperature", "gain", "limit"],
+    meta_fields=["strength", "num_kicked", "num_examples"],
 )
 @dataclass(frozen=True)
 class Friction:
@@ -67,8 +67,8 @@ class Friction:
     velocity: Weights
     temperature: Array
     gain: Array
+    limit: Array | float
     strength: float
-    limit: float
     num_kicked: int  # examples S of the gradient: the first ones of the batch
     num_examples: int  # examples B of the friction: the first ones of the batch
 

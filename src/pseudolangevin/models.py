@@ -237,7 +237,8 @@ def by_kernels(
     if friction is not None:
         packed = jnp.concatenate([packed, pack(friction.velocity, padded, 0.0)])
         slopes = slopes_by_kernel(network, packed, padded, inputs, friction.num_examples, interpret)
-        extra = [slopes, friction.temperature.reshape(1), friction.gain.reshape(1)]
+        numbers = (friction.temperature, friction.gain, friction.limit)
+        extra = [slopes, *(jnp.asarray(number, jnp.float32).reshape(1) for number in numbers)]
     dz, third = _forward(network, packed, padded, inputs, num_examples, friction, extra, blocks, interpret)
     sums = jnp.sum(_backward(packed, padded, inputs, dz, third, blocks, interpret), axis=0)
 
@@ -326,15 +327,15 @@ def _forward(
 ) -> list[Array]:
     """Return ∂z, (rows, NARROW), and for every tile a part of ∂W3ᵀ, (CLASSES, NARROW).
 
-    `extra` are slopes, temperature and gain of a friction. Every tile sums all slopes again: that is faster than a
-    launch more.
+    `extra` are slopes, temperature, gain and limit of a friction. Every tile sums all slopes again: that is faster
+    than a launch more.
     """
     pl, triton = _pallas()
     num_rows, dot = inputs.shape[0], triton.dot
     num_kicked, num_slopes = (num_examples, 0) if friction is None else (friction.num_kicked, friction.num_examples)
 
-    def friction_scales(number: Array, rows: Any, slope_ref: Any, temperature_ref: Any, gain_ref: Any) -> Array:
-        temperature = temperature_ref[0]
+    def friction_scales(number: Array, rows: Any, slope_ref: Any, *number_refs: Any) -> Array:
+        temperature, gain, limit = (ref[0] for ref in number_refs)
 
         def add(j: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
             is_slope = j * SLOPES + lax.iota(jnp.int32, SLOPES) < num_slopes
@@ -343,9 +344,9 @@ def _forward(
 
         zero = jnp.zeros((), jnp.float32)
         total, squares = lax.fori_loop(0, -(-num_slopes // SLOPES), add, (zero, zero))
-        bound = jnp.minimum(1.0, friction.limit / jnp.maximum(squares - total**2 / num_slopes, 1e-30))
+        bound = jnp.minimum(1.0, limit / jnp.maximum(squares - total**2 / num_slopes, 1e-30))
         centred = slope_ref[rows] / temperature - total / num_slopes
-        return gain_ref[0] * bound * friction.strength * jnp.where(number < num_slopes, centred, 0.0)
+        return gain * bound * friction.strength * jnp.where(number < num_slopes, centred, 0.0)
 
     def forward(x_ref: Any, packed_ref: Any, *refs: Any) -> None:
         *friction_refs, dz_ref, third_ref = refs

@@ -273,6 +273,10 @@ def parse(
         raise ConfigError(f"{source} is not valid TOML: {why}; {remedy}") from None
     for override in overrides:
         _override(data, override)
+    try:
+        repr(data)
+    except ValueError:  # no message could show it
+        raise ConfigError(f"{source} has an integer of thousands of digits; those of TOML have 64 bits") from None
     for section, key in itertools.product(("task", "network"), PATHS):
         table = data.get(section)
         if folder is not None and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
@@ -350,8 +354,8 @@ def _hint(name: str, known: Iterable[str]) -> str:
 def _short(value: Any) -> str:
     try:
         text = " ".join(repr(value).split())
-    except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
-        text = "(nested too deeply, or too long)"
+    except RecursionError:
+        text = "(nested too deeply)"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
