@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from scipy import stats
 
@@ -32,6 +32,7 @@ from .averages import MIN_EFFECTIVE_SAMPLES, plus_minus
 
 FALSE_ALARM = 0.01  # probability that a run without bias beyond the tolerances fails
 LONGEST = 100  # largest factor by which a run is recommended to be longer
+Side: TypeAlias = Literal["both", "above", "below"]  # direction of bad deviations
 
 
 class Verdict(StrEnum):
@@ -57,6 +58,7 @@ class Line:
     message: str
     required: bool = True  # whether the verdict counts for the certificate; False for lines that are for information
     more_steps: float = 0.0  # steps of every chain that an undecided line still needs; infinite for very many
+    side: Side = "both"  # direction of bad deviations from the expected value
 
     @property
     def passed(self) -> bool:
@@ -77,7 +79,7 @@ class Line:
     @property
     def badness(self) -> tuple[bool, int, float]:
         """A number by which lines are sorted: whether it counts, the verdict, and the share of the tolerance in use."""
-        away = abs(self.value - self.expected) + 2 * self.uncertainty
+        away = _deviation(self) + 2 * self.uncertainty
         share = away / self.tolerance if self.tolerance > 0 and math.isfinite(away) else 0.0
         return self.required, list(Verdict).index(self.verdict), share
 
@@ -92,7 +94,7 @@ class Measurement:
     expected: float
     tolerance: float
     remedy: str = ""  # part of the message when the line fails
-    side: Literal["both", "above", "below"] = "both"  # direction of bad deviations from the expected value
+    side: Side = "both"
     enough: bool = False  # whether the line asks for enough of something, so that it cannot fail
     effective_samples: float = math.inf
     num_draws: int | None = None  # retained draws that were averaged; None for a number that is not from the trace
@@ -106,8 +108,7 @@ class Measurement:
     def verdict(self, num_lines: int) -> tuple[Verdict, float]:
         """Return the verdict on one of `num_lines` lines, and the factor in samples that an undecided one needs."""
         error, samples, tolerance = self.standard_error, self.effective_samples, self.tolerance
-        difference = self.value - self.expected
-        deviation = {"both": abs(difference), "above": difference, "below": -difference}[self.side]
+        deviation = _deviation(self)
         if self.enough:
             return (Verdict.PASSED, 0.0) if deviation <= tolerance else (Verdict.UNDECIDED, self.longer)
         if not (math.isfinite(deviation) and math.isfinite(error) and samples > 2):
@@ -144,7 +145,13 @@ class Measurement:
             words.append(f"a run more than {LONGEST} times as long is needed" if math.isinf(more_steps) else needed)
         numbers = (self.value, self.standard_error, self.expected, self.tolerance)
         message = "; ".join(filter(None, words))
-        return Line(self.name, temperature, chain, *numbers, verdict, message, self.required, more_steps)
+        return Line(self.name, temperature, chain, *numbers, verdict, message, self.required, more_steps, self.side)
+
+
+def _deviation(line: Line | Measurement) -> float:
+    """Return the distance of the value from the expected value in the bad direction."""
+    difference = line.value - line.expected
+    return {"both": abs(difference), "above": difference, "below": -difference}[line.side]
 
 
 def independent(samples: float) -> float:
@@ -306,6 +313,9 @@ class Certificate:
 def _row(name: str, line: Line, last: str) -> tuple[str, ...]:
     temperature = "" if line.temperature is None else f"{line.temperature:g}"
     value, expected = plus_minus(line.value, line.uncertainty), plus_minus(line.expected, line.tolerance)
+    if line.side != "both":
+        limit = line.expected + (line.tolerance if line.side == "above" else -line.tolerance)
+        expected = f"at {'most' if line.side == 'above' else 'least'} {limit:.4g}"
     return name, temperature, "all" if line.chain is None else str(line.chain), value, expected, line.label, last
 
 
