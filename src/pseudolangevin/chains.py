@@ -209,7 +209,10 @@ class Run:
         return given.mesh()
 
     def record_interval(self, num_steps: int, record_every: int | None) -> int:
-        """Return the steps between records, validated; by default records take 5 % of the work (see `sample`)."""
+        """Return the steps between records, validated.
+
+        By default they take 5 % of the work, by an estimate, or up to 20 % of a run that would have few of them.
+        """
         check_integer("num_steps", num_steps, minimum=1, maximum=MAX_STEPS, remedy="steps are counted in 32 bits")
         if record_every is not None:
             check_integer("record_every", record_every, minimum=1, maximum=num_steps, remedy="record at least once")
@@ -222,8 +225,9 @@ class Run:
         cost += (self.test.num_examples if self.test else 0) / 3
         # Whatever the size of the network, the calls of a record take as long as ten gradients of a small one.
         in_steps = cost / step + 10 / num_gradients
-        fewest, most = (max(100, 400 // self.num_chains), 400) if exact else (10, 100)
-        return max(1, num_steps // int(max(fewest, min(most, 0.05 * num_steps / in_steps))))
+        few, most = (max(100, 400 // self.num_chains), 400) if exact else (10, 100)
+        affordable = 0.05 * num_steps / in_steps
+        return max(1, num_steps // int(max(10, min(most, max(affordable, min(few, 4 * affordable))))))
 
     def chain_name(self, index: int) -> str:
         """Return the name of a chain, for messages."""

@@ -201,7 +201,7 @@ class Chains(Section):
     num_chains: Count = Field(2, description="independent chains at each temperature")
     num_steps: Count = Field(600_000, description="steps of every chain")
     record_every: Count | None = Field(
-        None, description="steps between records, which visit all examples; unset: 100 to 400 records"
+        None, description="steps between records, which visit all examples; unset: 10 to 400 records"
     )
 
 
@@ -275,8 +275,8 @@ def parse(
         _override(data, override)
     try:
         repr(data)
-    except ValueError:  # no message could show it
-        raise ConfigError(f"{source} has an integer of thousands of digits; those of TOML have 64 bits") from None
+    except (ValueError, RecursionError):  # an integer of thousands of digits: no message could show these
+        raise ConfigError(f"{source} has a value that is too long or nested too deeply; shorten it") from None
     for section, key in itertools.product(("task", "network"), PATHS):
         table = data.get(section)
         if folder is not None and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
