@@ -26,7 +26,6 @@ def cooled():
         temperatures=LEVELS,
         steps_per_level=8_000,
         record_every=20,
-        keep_weights_every=200,
         num_chains=8,
         key=0,
     )
@@ -42,8 +41,6 @@ def test_each_level_is_at_its_temperature(cooled):
         kinetic = average(cooled.trace.kinetic_temperature.values[index], burn_in=0.25)
         assert kinetic.mean == pytest.approx(temperature, abs=4 * kinetic.standard_error)
     assert cooled.weights.shape == (3, 8, 4)
-    assert cooled.samples.shape == (3, 8, 2, 4)
-    np.testing.assert_array_equal(cooled.weights, cooled.samples[:, :, -1])
     squares = np.sum(np.asarray(cooled.weights, np.float64) ** 2, axis=-1)
     np.testing.assert_allclose(squares, cooled.trace.squared_norm.values[:, :, -1], rtol=1e-5)
 
@@ -130,7 +127,6 @@ def test_learning_coefficient_of_a_reduced_rank_regression():
     ("changes", "message"),
     [
         ({"record_every": 30}, "record_every = 30 must divide the 100 of a level; choose a divisor"),
-        ({"keep_weights_every": 3, "record_every": 10}, "keep_weights_every = 3 must divide the 10 of a level"),
         ({"temperatures": [1.0, -1.0]}, "temperatures = -1.0 is not positive"),
         ({"steps_per_level": 0}, "steps_per_level = 0 must be"),
     ],

@@ -105,7 +105,14 @@ def tune(
     check_positive("temperature", temperature)
     check_positive("seconds", seconds)
     check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
-    sizes, ratios = _checked(sampler, batch_sizes, temperature_ratios)
+    if not {"batch_size", "temperature_ratio"} <= {f.name for f in fields(sampler)}:
+        raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose balanced_langevin")
+    shares = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
+    sizes, ratios = sorted(set(shares if batch_sizes is None else batch_sizes)), sorted(set(temperature_ratios))
+    if not sizes or not ratios:
+        raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
+    for size, ratio in product(sizes, ratios):
+        _changed(sampler, size, ratio)  # raises where the sampler cannot have these settings
     began, tried = time.perf_counter(), list[dict[str, Any]]()
 
     def left() -> float:
@@ -156,22 +163,6 @@ def tune(
     return Tuned(recommended, recommended.settings, best, tried, *numbers, weights)
 
 
-def _checked(
-    sampler: Sampler, batch_sizes: Sequence[int] | None, temperature_ratios: Sequence[float]
-) -> tuple[list[int], list[float]]:
-    """Return batch sizes and temperature ratios in ascending order; raise unless the sampler can have them."""
-    if not {"batch_size", "temperature_ratio"} <= {f.name for f in fields(sampler)}:
-        raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose balanced_langevin")
-    if batch_sizes is None:
-        batch_sizes = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
-    sizes, ratios = sorted(set(batch_sizes)), sorted(set(temperature_ratios))
-    if not sizes or not ratios:
-        raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
-    for size, ratio in product(sizes, ratios):
-        _changed(sampler, size, ratio)
-    return sizes, ratios
-
-
 def _timed(
     sampler: Sampler, weights: Weights, temperature: float, key: int, sizes: list[int], ratio: float, seconds: float
 ) -> dict[int, float]:
@@ -199,7 +190,7 @@ def _judged(measured: MeasuredDiffusion, reference: Mapping[str, Average], budge
     settled = all(b.standard_error <= budget for b in bias.values())
     return {
         "seconds_per_step": measured.seconds_per_step,
-        "coefficient": Average(measured.coefficient, measured.coefficient_error, math.nan),
+        "coefficient": measured.coefficient,
         **bias,
         "within_budget": settled and all(abs(b.mean) <= budget for b in bias.values()),
         "note": "turned non-finite" if measured.stopped else "" if settled else "averages not settled",
