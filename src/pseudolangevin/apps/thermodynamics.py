@@ -1,4 +1,4 @@
-"""Temperature as a tool: annealing, free energy and entropy, the evidence, and the learning coefficient.
+"""Temperature as a tool: free energy and entropy, the evidence, and the learning coefficient.
 
 Runs at several temperatures give Z(T) = ∫exp(−E(w)/T)·π(w)dw up to a constant. ln Z(T)/Z(T') is estimated from the
 energies sampled at both temperatures by Bennett's acceptance ratio (J. Comput. Phys. 22, 245, 1976), which has no
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,67 +24,11 @@ from scipy import optimize, special
 
 from .. import _trees as trees
 from .._trees import Array, Key, Weights, as_key, check_integer
-from ..chains import check_temperatures, sample
 from ..data.dataset import Dataset
 from ..diagnostics.averages import DEFAULT_DISCARD, Average, Floats, average, average_by_temperature, chains_at, kept
 from ..gradients import exact_means
 from ..potential import Potential, Prior
 from ..results import Result
-from ..samplers.base import Sampler
-from ..samplers.tempered import annealed
-
-
-def anneal(
-    sampler: Sampler,
-    weights: Weights,
-    *,
-    temperatures: Sequence[float],
-    steps_per_level: int,
-    record_every: int | None = None,
-    **options: Any,
-) -> Result:
-    """Take chains through temperatures one after the other, such as np.geomspace(3e-5, 1e-6, 14), in one run.
-
-    The result is like that of a run at all these temperatures: its trace has dimensions (temperature, chain, draw), and
-    its weights are those at the end of each level. It has the levels that were completed. `states` are the last ones.
-
-    Arguments are those of `sample`. `record_every` divides `steps_per_level`; default: up to 100 records per level.
-    """
-    levels = check_temperatures(sampler, temperatures)
-    check_integer("steps_per_level", steps_per_level, minimum=1)
-    divisors = (n for n in range(max(1, steps_per_level // 100), steps_per_level + 1) if steps_per_level % n == 0)
-    every = next(divisors) if record_every is None else record_every
-    check_integer("record_every", every, minimum=1, maximum=steps_per_level)
-    if steps_per_level % every:
-        raise ValueError(f"record_every = {every} must divide the {steps_per_level} of a level; choose a divisor")
-    records = steps_per_level // every
-
-    def temperature(step: Array) -> Array:
-        return jnp.asarray(levels)[jnp.minimum(step // steps_per_level, len(levels) - 1)]
-
-    result = sample(
-        annealed(sampler, temperature, every=steps_per_level),
-        weights,
-        temperatures=levels[:1],
-        num_steps=len(levels) * steps_per_level,
-        record_every=every,
-        keep_weights_every=records,
-        **options,
-    )
-    done = result.trace.sizes["draw"] // records
-    if done == 0:
-        raise ValueError(f"the run ended within its first level of {steps_per_level} steps; see its warnings")
-
-    def by_level(values: Any) -> Any:
-        """Return values (1, chain, draw, …) as (level, chain, draw, …)."""
-        cut = values[0, :, : done * records]
-        return np.moveaxis(cut.reshape(len(cut), done, records, *cut.shape[2:]), 1, 0)
-
-    trace = result.trace.isel(draw=slice(records), temperature=[0] * done).assign_coords(temperature=levels[:done])
-    trace = trace.assign({name: (v.dims, by_level(v.values), v.attrs) for name, v in result.trace.data_vars.items()})
-    trace.attrs["steps_per_level"] = steps_per_level
-    final = jax.tree.map(lambda leaf: np.moveaxis(leaf[0, :, :done], 1, 0), result.samples)
-    return replace(result, trace=trace, weights=final, samples=None)
 
 
 def free_energy(results: Result | Sequence[Result], *, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
