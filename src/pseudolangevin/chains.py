@@ -242,7 +242,7 @@ class Run:
         place = cache(partial(placement.put_dataset, mesh=self.mesh))  # the observed examples may be those of training
         given = (self.sampler, self.observed, self.test)
         leaves, structure = jax.tree.flatten(given, is_leaf=lambda node: isinstance(node, Dataset))
-        return structure.unflatten(place(leaf) if isinstance(leaf, Dataset) else leaf for leaf in leaves)
+        return jax.tree.unflatten(structure, [place(x) if isinstance(x, Dataset) else x for x in leaves])
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""

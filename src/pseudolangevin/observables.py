@@ -218,12 +218,9 @@ class Reporter:
             remedy = 'Start from other weights, or use output_activation="identity"'
             self._warn(index, f": class {classes} {why}. {remedy}", DeadClassWarning)
         self._dead_before, self._dead_reported = dead, self._dead_reported | persistent
-        if not record["status"].any():
-            return record
-        failed = ~np.isin(record["status"], HEALTHY)
         masked = {name: values.copy() for name, values in record.items() if values.dtype.kind == "f"}
         for values in masked.values():
-            values[failed] = np.nan
+            values[~np.isin(record["status"], HEALTHY)] = np.nan
         return record | masked
 
     def _warn(self, index: Any, message: str, category: type[Warning]) -> None:

@@ -88,12 +88,10 @@ def tune(
     Args:
         sampler: a sampler with `batch_size` and `temperature_ratio`, such as `balanced_langevin(potential, dataset)`;
             settings that are not searched stay. The batch of the friction stays in proportion to the batch size.
-        weights: start of one chain.
-        temperature: T.
+        weights, temperature: start of one chain, and T.
         seconds: time for the search, compilation included; a program that is being compiled then is finished.
         bias_budget: largest accepted relative bias of loss, |w|² and error.
-        batch_sizes: batch sizes to try; default: 1, 3, 10, 30 and 100 % of the data set.
-        temperature_ratios: temperature ratios to try.
+        batch_sizes, temperature_ratios: values to try; default: batches of 1, 3, 10, 30 and 100 % of the data set.
         observe_examples: number of examples for loss and error; default: all. Fewer allow more records.
         key: seed.
         report: called with a line of text for every finding, for example `print`.

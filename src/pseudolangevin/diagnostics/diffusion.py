@@ -137,8 +137,7 @@ def measure_diffusion(
     The clock stands still during compilation and while observables are computed.
 
     Args:
-        run: the chains.
-        states: states from `run.start` or an earlier measurement; their buffers are reused.
+        run, states: the chains, and states from `run.start` or an earlier measurement, whose buffers are reused.
         every: steps between records, the shortest interval Δt; it should exceed 1/(1 − c1²).
         seconds: time on the clock.
         discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.
