@@ -137,12 +137,14 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
         host, _, port = coordinator.rpartition(":")
         if not (host and port.isdigit() and 0 <= process_id < num_processes):
             raise ValueError(f"{given}: write host:port, and count from 0 to num_processes - 1")
+    elif (coordinator, num_processes, process_id) != (None, None, None):
+        raise ValueError(f"{given}: give all three, or none under a launcher such as Slurm or Open MPI")
     try:
         # A process that was killed is noticed after this time at the latest; JAX itself waits for 100 s.
         jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=20)
     except ValueError as error:
-        why = f"{given}, and no launcher was recognised ({' '.join(str(error).split())})"
-        raise ValueError(f"{why}; start with srun or mpirun, or give all three") from error
+        why = f"no launcher was recognised ({' '.join(str(error).split())})"
+        raise ValueError(f"{why}; start with srun or mpirun, or give coordinator and the other two") from error
 
 
 def several() -> bool:
