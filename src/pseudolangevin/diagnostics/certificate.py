@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -368,8 +368,10 @@ def certificate(
         >>> cert = pl.certificate(result)
         >>> print(cert.verdict, [line.name for line in cert.failed_lines])
     """
-    allowed = Tolerances(**tolerances)
+    known = [field.name for field in fields(Tolerances)]
     for name, value in tolerances.items():
+        if name not in known:
+            raise ValueError(f"{name} is no argument of certificate; use {', '.join(known)}")
         check_positive(name, value)
     burn_in = (0.0 if result is None else 0.5) if burn_in is None else burn_in
     check_interval("burn_in", burn_in, 0.0, 0.95, "it is the share of the records to discard")
@@ -378,7 +380,7 @@ def certificate(
         everything = _of_samples(weights, gradients, energies, potential, dataset, temperature, burn_in)
     else:
         everything = _of_result(result, burn_in)
-    everything = replace(everything, allowed=allowed)
+    everything = replace(everything, allowed=Tolerances(**tolerances))
     found: list[tuple[Measurement | str, Subject]] = []
     num_temperatures, num_chains = everything.trace["status"].shape[:2]
     for position, chain in product(range(num_temperatures), [*range(num_chains), None]):
