@@ -49,7 +49,7 @@ def blocks(page: Path, language: str = "python") -> list[str]:
 def shortened(code: str, num_steps: int = 20) -> str:
     """Return the same program with fewer steps and less data."""
     lengths = {"num_train": 200, "num_test": 50, "num_steps": num_steps, "record_every": 10, "batch_size": 40}
-    lengths |= {"stop": 20, "steps_per_level": 20, "every": 10, "keep_weights_every": 1, "checkpoint_every": 10}
+    lengths |= {"stop": 20, "every": 10, "keep_weights_every": 1, "checkpoint_every": 10}
     lengths |= {"seconds": 2, "num_leapfrog_steps": 5}
     for name, short in lengths.items():
         code = re.sub(rf'\b({name}"?(=|: | = ))[\d_]+', rf"\g<1>{short}", code)

@@ -182,13 +182,9 @@ CALLS = [
         (lambda k=key: run(key=k), "key", "jax.random.key(0)")
         for key in (None, "0", 0.5, True, 2**64, [0], np.zeros(2), THREE_KEYS)
     ),
-    (lambda: run(observables={"a b": jnp.sum}), "observables", "'a b'; use a Python identifier"),
-    (
-        lambda: run(observables={"loss": jnp.sum}),
-        "observables",
-        "'loss'; use a Python identifier",
-    ),
-    (lambda: run(observables={"margin": 3.0}), "observables", "3.0 is not callable"),
+    (lambda: run(observables={"a b": jnp.sum}), r"observables\['a b'\]", "use a Python identifier"),
+    (lambda: run(observables={"loss": jnp.sum}), r"observables\['loss'\]", "use a Python identifier"),
+    (lambda: run(observables={"margin": 3.0}), r"observables\['margin'\] = 3.0", "a function f(weights, dataset)"),
     # data
     *(
         (lambda b=bad, n=name: pl.Dataset(**{"inputs": ONES, "targets": ONES} | {n: b}), name, "")

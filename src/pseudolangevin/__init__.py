@@ -44,7 +44,7 @@ _LAZY = {  # imported when first used: they need files, plots or statistics
     for module, names in (
         ("apps.fit", ("EquilibriumWarning", "Fit", "fit")),
         ("apps.temperature", ("TemperatureRange", "find_temperature")),
-        ("apps.thermodynamics", ("anneal", "evidence", "free_energy", "learning_coefficient")),
+        ("apps.thermodynamics", ("evidence", "free_energy", "learning_coefficient")),
         ("apps.tune", ("Tuned", "tune")),
         ("diagnostics", ("diagnostics",)),  # the module itself
         ("diagnostics.certificate", ("Certificate", "certificate")),

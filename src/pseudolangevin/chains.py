@@ -244,22 +244,15 @@ class Run:
         if self.mesh is None:
             return self.sampler, self.observed, self.test
         place = cache(partial(placement.put_dataset, mesh=self.mesh))  # the observed examples may be those of training
-
-        def placed(node: Any) -> Any:
-            return place(node) if isinstance(node, Dataset) else node
-
         given = (self.sampler, self.observed, self.test)
-        return jax.tree.map(placed, given, is_leaf=lambda node: isinstance(node, Dataset))
+        leaves, structure = jax.tree.flatten(given, is_leaf=lambda node: isinstance(node, Dataset))
+        return jax.tree.unflatten(structure, [place(x) if isinstance(x, Dataset) else x for x in leaves])
 
     def put(self, states: Any) -> Any:
         """Place states, from a file or another placement, on the devices of this run."""
         if (mesh := self.mesh) is None:
             return jax.tree.map(jnp.asarray, states)
         return jax.tree.map(lambda leaf: placement.put(leaf, placement.sharding(leaf.shape, mesh)), states)
-
-    def fetch(self, tree: Any) -> Any:
-        """Return arrays that are spread over processes as complete NumPy arrays."""
-        return tree if self.mesh is None else placement.to_host(tree)
 
     def start(self, weights: Weights, key: Key | int) -> Any:
         """Return the states of all chains at step 0; `weights` and `key` as for `sample`."""
@@ -294,11 +287,8 @@ class Run:
                     break
         else:
             check(weights)  # raises an error
-
-        def for_all(w: Array) -> Array:
-            return jnp.broadcast_to(w, self.shape + w.shape[num_axes:]).reshape(self.size, *w.shape[num_axes:])
-
-        return jax.tree.map(for_all, weights)
+        weights = jax.tree.map(lambda w: jnp.broadcast_to(w, self.shape + w.shape[num_axes:]), weights)
+        return jax.tree.map(lambda w: w.reshape(self.size, *w.shape[2:]), weights)
 
     def _keys(self, key: Key | int) -> Key:
         """Return each chain's key, derived from the chain index and temperature only."""
@@ -325,14 +315,14 @@ class Run:
         """
         if max_seconds is not None:
             check_positive("max_seconds", max_seconds)
-        if first > 0 and np.all(np.asarray(self.fetch(states.status)) != Status.RUNNING):
+        if first > 0 and np.all(np.asarray(placement.to_host(states.status)) != Status.RUNNING):
             return  # a new run goes on to its first record, which reports why
         reporter = Reporter(self)
         sampler, observed, _ = self._placed
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, due = time.monotonic(), first, self._next_refresh(states)
         states, tests = observables.without_stein(states)
-        num_records = int(np.max(self.fetch(tests.num_records))) if tests else -MAX_STEPS
+        num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
@@ -400,7 +390,7 @@ class Run:
 
     def positions(self, states: Any) -> Weights:
         """Return the weights that records are made at, as NumPy arrays with a leading axis over all chains."""
-        return jax.tree.map(np.asarray, self.fetch(_positions(self._placed[0], states)))
+        return jax.tree.map(np.asarray, placement.to_host(_positions(self._placed[0], states)))
 
     def result(self, states: Any, records: Records, *, every: int, first: int = 0, samples: Any = None) -> Result:
         """Return the result of a run from its final states, its records after step `first` and its kept weights."""

@@ -90,11 +90,9 @@ def check_own(observables: Mapping[str, Callable[[Weights, Dataset], Any]] | Non
     dims = {dim for observable in OBSERVABLES.values() for dim in observable.dims}
     taken = {"temperature", "chain", "draw", "step", *OBSERVABLES, *dims}
     for name, function in (observables or {}).items():
-        if not isinstance(name, str) or not name.isidentifier() or name in taken:
-            remedy = "use a Python identifier that the trace does not have, such as 'margin'"
-            raise ValueError(f"observables has the name {name!r}; {remedy}")
-        if not callable(function):
-            raise ValueError(f"observables[{name!r}] = {function!r} is not callable; pass f(weights, dataset)")
+        if not (isinstance(name, str) and name.isidentifier() and name not in taken and callable(function)):
+            remedy = "use a Python identifier that the trace does not have, and a function f(weights, dataset)"
+            raise ValueError(f"observables[{name!r}] = {function!r}; {remedy}")
     return tuple((observables or {}).items())
 
 
@@ -208,10 +206,9 @@ class Reporter:
         clipped = np.where(self.stopped, 0.0, record.get("clipped_share", 0.0))
         if not self._clipped and clipped.max() > 0:  # the worst chain speaks for all
             self._clipped = True
-            why = f"the mini-batch noise of {clipped.max():.1%} of the weights alone exceeds the thermal noise, so no"
-            remedy = "are too hot (clipped_share in the trace). Lower time_step or raise batch_size"
-            message = f": at step {step} {why} noise is injected and they {remedy}"
-            self._warn(np.argmax(clipped), message, ClippedNoiseWarning)
+            why = f"the mini-batch noise of {clipped.max():.1%} of the weights alone exceeds the thermal noise"
+            remedy = "they are too hot (clipped_share in the trace). Lower time_step or raise batch_size"
+            self._warn(np.argmax(clipped), f": at step {step} {why}; {remedy}", ClippedNoiseWarning)
         dead = record.get("dead_class", self._dead_before)
         persistent = dead & (self._dead_before | last)
         new = persistent & ~self._dead_reported
@@ -221,12 +218,9 @@ class Reporter:
             remedy = 'Start from other weights, or use output_activation="identity"'
             self._warn(index, f": class {classes} {why}. {remedy}", DeadClassWarning)
         self._dead_before, self._dead_reported = dead, self._dead_reported | persistent
-        if not record["status"].any():
-            return record
-        failed = ~np.isin(record["status"], HEALTHY)
         masked = {name: values.copy() for name, values in record.items() if values.dtype.kind == "f"}
         for values in masked.values():
-            values[failed] = np.nan
+            values[~np.isin(record["status"], HEALTHY)] = np.nan
         return record | masked
 
     def _warn(self, index: Any, message: str, category: type[Warning]) -> None:

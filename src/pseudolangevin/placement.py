@@ -157,14 +157,9 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def any_process(flag: bool) -> bool:
-    """Return whether `flag` is true in any process."""
-    return bool(process_allgather(np.asarray(flag)).any())
-
-
-def first_decides(choice: int) -> int:
-    """Return the choice of the first process in every process."""
-    return int(process_allgather(np.asarray(choice))[0])
+def of_all(value: bool) -> np.ndarray:
+    """Return the values of all processes, (process,); call it in all of them."""
+    return process_allgather(np.asarray(value))
 
 
 @contextmanager
@@ -175,7 +170,7 @@ def together() -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    failed = np.flatnonzero(process_allgather(np.asarray(failure is not None)))
+    failed = np.flatnonzero(of_all(failure is not None))
     if failure is not None:
         raise failure
     if failed.size:
@@ -189,10 +184,10 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def to_host(tree: Any, *, keep: bool = True) -> Any:
+def to_host(tree: Any, *, first_only: bool = False) -> Any:
     """Return the tree with arrays that are spread over processes as complete NumPy arrays; call it in all processes.
 
-    A process that does not `keep` the copies gets the arrays as they were.
+    With `first_only`, the other processes get the arrays as they were.
     """
 
     def complete(leaf: Any) -> Any:
@@ -202,11 +197,6 @@ def to_host(tree: Any, *, keep: bool = True) -> Any:
             return jax.random.wrap_key_data(to_host(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         copy = jax.jit(jnp.asarray, out_shardings=leaf.sharding.update(spec=PartitionSpec()))(leaf)  # type: ignore[attr-defined]
         jax.block_until_ready(copy)  # one array at a time, so that a device needs memory for the largest one only
-        return np.asarray(copy.addressable_data(0)) if keep else leaf
+        return leaf if first_only and not is_first() else np.asarray(copy.addressable_data(0))
 
     return jax.tree.map(complete, tree)
-
-
-def to_first(tree: Any) -> Any:
-    """Return the tree with complete NumPy arrays in the first process only; call it in all processes."""
-    return to_host(tree, keep=is_first())

@@ -52,8 +52,7 @@ class Result:
     def averages(self, discard: float = 0.5) -> pd.DataFrame:
         """Return mean, standard error and effective samples of every scalar observable at every temperature.
 
-        Args:
-            discard: share of the records at the start that is left out. Chains that failed are left out as well.
+        The share `discard` of the records, at the start, and chains that failed are left out.
         """
         import pandas as pd  # noqa: PLC0415 (slow to import)
 
@@ -69,11 +68,8 @@ class Result:
     def ensemble(self, temperature: float | None = None, discard: float = 0.5) -> Weights:
         """Return the sampled weights of one temperature along one leading axis, without those of failed chains.
 
-        They are the kept weights of the run, or the final ones if none were kept (`keep_weights_every`).
-
-        Args:
-            temperature: needed if the run has several.
-            discard: share of the kept weights at the start of each chain that is left out.
+        They are the kept weights of the run without the share `discard` at the start of each chain, or the final ones
+        if none were kept (`keep_weights_every`).
         """
         index = self.temperature_index(temperature)
         healthy = np.flatnonzero(_above("diagnostics.averages").healthy_chains(self.trace)[index])

@@ -1,4 +1,4 @@
-"""Annealing by levels, free energy, evidence and learning coefficient, against exact results."""
+"""Schedules, free energy, evidence and learning coefficient, against exact results."""
 
 from typing import Any
 
@@ -17,35 +17,26 @@ BOTTOM = 0.5 * np.sum((CLOUD.inputs - CLOUD.inputs.mean(axis=0)) ** 2) / 200
 LEVELS = [0.3, 0.1, 0.03]
 
 
+SAMPLER = pl.balanced_langevin(BOWL, CLOUD, batch_size=50, refresh_every=200, momentum_retention=0.95)
+OPTIONS: dict[str, Any] = {"record_every": 20, "num_chains": 8, "key": 0}
+
+
 @pytest.fixture(scope="module")
-def cooled():
-    sampler = pl.balanced_langevin(BOWL, CLOUD, batch_size=50, refresh_every=200, momentum_retention=0.95)
-    return pl.anneal(
-        sampler,
-        jnp.zeros(4),
-        temperatures=LEVELS,
-        steps_per_level=8_000,
-        record_every=20,
-        keep_weights_every=200,
-        num_chains=8,
-        key=0,
-    )
+def bowl():
+    return pl.sample(SAMPLER, jnp.zeros(4), temperatures=LEVELS, num_steps=8_000, **OPTIONS)
 
 
-def test_each_level_is_at_its_temperature(cooled):
-    assert cooled.trace.loss.shape == (3, 8, 400)
-    assert cooled.trace.step.values[-1] == 8_000
-    np.testing.assert_allclose(cooled.trace.current_temperature[:, 0, 0], LEVELS, rtol=1e-6)
+def test_chains_that_are_cooled_in_steps_are_at_each_temperature():
+    def schedule(step):
+        return jnp.asarray(LEVELS)[jnp.minimum(step // 4_000, 2)]
+
+    trace = pl.sample(SAMPLER, jnp.zeros(4), temperatures=schedule, num_steps=12_000, **OPTIONS).trace
     for index, temperature in enumerate(LEVELS):
-        energy = average(cooled.trace.potential.values[index], burn_in=0.25)
-        assert energy.mean - BOTTOM == pytest.approx(2 * temperature, abs=4 * energy.standard_error)
-        kinetic = average(cooled.trace.kinetic_temperature.values[index], burn_in=0.25)
-        assert kinetic.mean == pytest.approx(temperature, abs=4 * kinetic.standard_error)
-    assert cooled.weights.shape == (3, 8, 4)
-    assert cooled.samples.shape == (3, 8, 2, 4)
-    np.testing.assert_array_equal(cooled.weights, cooled.samples[:, :, -1])
-    squares = np.sum(np.asarray(cooled.weights, np.float64) ** 2, axis=-1)
-    np.testing.assert_allclose(squares, cooled.trace.squared_norm.values[:, :, -1], rtol=1e-5)
+        level = trace.isel(temperature=0, draw=slice(200 * index + 1, 200 * (index + 1)))
+        np.testing.assert_allclose(level.current_temperature, temperature, rtol=1e-6)
+        for name, lowest, share in (("potential", BOTTOM, 2.0), ("kinetic_temperature", 0.0, 1.0)):
+            found = average(level[name].values, burn_in=0.25)
+            assert found.mean - lowest == pytest.approx(share * temperature, abs=4 * found.standard_error)
 
 
 def test_a_fixed_prior_stays_the_same_when_the_temperature_changes():
@@ -67,8 +58,8 @@ def test_a_fixed_prior_stays_the_same_when_the_temperature_changes():
     assert float(state.energy.high) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_entropy_and_free_energy_of_a_bowl(cooled):
-    table = pl.free_energy(cooled)
+def test_entropy_and_free_energy_of_a_bowl(bowl):
+    table = pl.free_energy(bowl)
     entropy = 2 * np.log(table.temperature / LEVELS[0])  # N/2·ln T
     difference = (table.entropy - entropy) / table.entropy_error
     assert np.all(np.abs(difference[1:]) < 3)
@@ -126,32 +117,17 @@ def test_learning_coefficient_of_a_reduced_rank_regression():
     assert found.learning_coefficient == pytest.approx(4, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"record_every": 30}, "record_every = 30 must divide the 100 of a level; choose a divisor"),
-        ({"keep_weights_every": 3, "record_every": 10}, "keep_weights_every = 3 must divide the 10 of a level"),
-        ({"temperatures": [1.0, -1.0]}, "temperatures = -1.0 is not positive"),
-        ({"steps_per_level": 0}, "steps_per_level = 0 must be"),
-    ],
-)
-def test_bad_levels_are_named(changes, message):
-    sampler = pl.full_batch_langevin(BOWL, CLOUD, time_step=0.1)
-    with pytest.raises(ValueError, match=message):
-        pl.anneal(sampler, jnp.zeros(4), **{"temperatures": [1.0, 0.5], "steps_per_level": 100, "key": 0} | changes)
-
-
-def test_bad_results_are_named(cooled):
-    one = pl.Result(cooled.trace.isel(temperature=[0]), cooled.weights[:1], None, None, cooled.sampler)
-    short = pl.Result(cooled.trace.isel(draw=slice(3)), cooled.weights, None, None, cooled.sampler)
+def test_bad_results_are_named(bowl):
+    one = pl.Result(bowl.trace.isel(temperature=[0]), bowl.weights[:1], None, None, bowl.sampler)
+    short = pl.Result(bowl.trace.isel(draw=slice(3)), bowl.weights, None, None, bowl.sampler)
     for call, message in {
         (lambda: pl.free_energy([])): r"results has the temperatures \[\]; pass one run",
         (lambda: pl.free_energy(one)): "the temperature 0.3 alone; free energies need at least two",
         (lambda: pl.free_energy([one, one])): r"results has the temperatures \[0.3, 0.3\]; pass",
         (lambda: pl.free_energy(short)): "temperature 0.3 has 16 finite energies .* run longer",
-        (lambda: pl.evidence(cooled)): "prior = None, weight_decay = 0.0: the evidence needs .*pl.gaussian",
-        (lambda: pl.evidence(cooled, num_prior_draws=1)): "num_prior_draws = 1 must be",
-        (lambda: pl.learning_coefficient(cooled, {"w": jnp.zeros(2)})): "per_example_loss fails",
+        (lambda: pl.evidence(bowl)): "prior = None, weight_decay = 0.0: the evidence needs .*pl.gaussian",
+        (lambda: pl.evidence(bowl, num_prior_draws=1)): "num_prior_draws = 1 must be",
+        (lambda: pl.learning_coefficient(bowl, {"w": jnp.zeros(2)})): "per_example_loss fails",
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

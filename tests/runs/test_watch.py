@@ -94,12 +94,6 @@ def test_stopped_chains_are_shown(tmp_path):
     assert render(run)[1]
 
 
-def test_hundreds_of_temperatures_fit_a_screen(tmp_path):
-    text = printed(write_run(tmp_path / "many", make_trace(temperatures=200, chains=1, draws=3)))
-    assert "and 176 more" in text
-    assert len(text.splitlines()) < 32
-
-
 @pytest.mark.parametrize("damage", ["config.toml", "provenance.json", "trace.records"])
 def test_incomplete_and_missing_files(running, damage):
     content = (running / damage).read_bytes()

@@ -164,8 +164,6 @@ def find_temperature(
             sixteen times that or to 8/P.
         num_temperatures: size of the default grid.
         epochs: budget, in passes through the training set; default: 25, or a million examples where that is more.
-        key: random key, or an integer seed.
-        progress: show progress bars.
 
     Example:
         >>> found = pl.find_temperature(potential, train, network.init(key))

@@ -1,4 +1,4 @@
-"""Temperature as a tool: annealing, free energy and entropy, the evidence, and the learning coefficient.
+"""Temperature as a tool: free energy and entropy, the evidence, and the learning coefficient.
 
 Runs at several temperatures give Z(T) = ∫exp(−E(w)/T)·π(w)dw up to a constant. ln Z(T)/Z(T') is estimated from the
 energies sampled at both temperatures by Bennett's acceptance ratio (J. Comput. Phys. 22, 245, 1976), which has no
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,78 +24,11 @@ from scipy import optimize, special
 
 from .. import _trees as trees
 from .._trees import Array, Key, Weights, as_key, check_integer
-from ..chains import check_temperatures, sample
 from ..data.dataset import Dataset
 from ..diagnostics.averages import DEFAULT_DISCARD, Average, Floats, average, average_by_temperature, chains_at, kept
 from ..gradients import exact_means
 from ..potential import Potential, Prior
 from ..results import Result
-from ..samplers.base import Sampler
-from ..samplers.tempered import annealed
-
-
-def anneal(
-    sampler: Sampler,
-    weights: Weights,
-    *,
-    temperatures: Sequence[float],
-    steps_per_level: int,
-    record_every: int | None = None,
-    keep_weights_every: int | None = None,
-    **options: Any,
-) -> Result:
-    """Take chains through temperatures one after the other, such as np.geomspace(3e-5, 1e-6, 14), in one run.
-
-    The result is like that of a run at all these temperatures: its trace has dimensions (temperature, chain, draw), and
-    its weights are those at the end of each level. It has the levels that were completed. `states` are the last ones.
-
-    Args:
-        sampler: any sampler with a temperature.
-        weights: starting weights, as for `sample`.
-        temperatures: temperature of each level, in this order.
-        steps_per_level: steps at each temperature.
-        record_every: steps between records, a divisor of `steps_per_level`; default: up to 100 records per level.
-        keep_weights_every: number of records from one kept set of weights to the next, a divisor of those of a level.
-        **options: other arguments of `sample`, such as `key` and `num_chains`.
-    """
-    levels = check_temperatures(sampler, temperatures)
-    check_integer("steps_per_level", steps_per_level, minimum=1)
-    divisors = (n for n in range(max(1, steps_per_level // 100), steps_per_level + 1) if steps_per_level % n == 0)
-    every = next(divisors) if record_every is None else record_every
-    records = steps_per_level // max(every, 1)
-    keep = records if keep_weights_every is None else keep_weights_every
-    for name, value, total in (("record_every", every, steps_per_level), ("keep_weights_every", keep, records)):
-        check_integer(name, value, minimum=1, maximum=total)
-        if total % value:
-            raise ValueError(f"{name} = {value} must divide the {total} of a level; choose a divisor")
-
-    def temperature(step: Array) -> Array:
-        return jnp.asarray(levels)[jnp.minimum(step // steps_per_level, len(levels) - 1)]
-
-    result = sample(
-        annealed(sampler, temperature, every=steps_per_level),
-        weights,
-        temperatures=levels[:1],
-        num_steps=len(levels) * steps_per_level,
-        record_every=every,
-        keep_weights_every=keep,
-        **options,
-    )
-    done = result.trace.sizes["draw"] // records
-    if done == 0:
-        raise ValueError(f"the run ended within its first level of {steps_per_level} steps; see its warnings")
-
-    def by_level(values: Any, per_level: int = records) -> Any:
-        """Return values (1, chain, draw, …) as (level, chain, draw, …)."""
-        cut = values[0, :, : done * per_level]
-        return np.moveaxis(cut.reshape(len(cut), done, per_level, *cut.shape[2:]), 1, 0)
-
-    trace = result.trace.isel(draw=slice(records), temperature=[0] * done).assign_coords(temperature=levels[:done])
-    trace = trace.assign({name: (v.dims, by_level(v.values), v.attrs) for name, v in result.trace.data_vars.items()})
-    trace.attrs["steps_per_level"] = steps_per_level
-    samples = jax.tree.map(lambda leaf: by_level(leaf, records // keep), result.samples)
-    final = jax.tree.map(lambda leaf: leaf[:, :, -1], samples)
-    return replace(result, trace=trace, weights=final, samples=None if keep_weights_every is None else samples)
 
 
 def free_energy(results: Result | Sequence[Result], *, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
@@ -105,9 +37,8 @@ def free_energy(results: Result | Sequence[Result], *, discard: float = DEFAULT_
     The entropy is measured from that of the hottest temperature. `overlap` is the share of swaps with the next hotter
     temperature that replica exchange would accept; where it is below a few per cent, add a temperature between.
 
-    Args:
-        results: a run at several temperatures, or several runs of the same potential.
-        discard: share of the records at the start of a run that is left out.
+    Give a run at several temperatures, or several runs of the same potential. `discard` is the share of the records at
+    the start of each run that is left out.
     """
     levels = _levels(results, discard)
     if len(levels) < 2:
@@ -128,13 +59,8 @@ def evidence(
     −(P/2)·ln(2π·s²) per output. Minus the entropy is the information gained from the data, in nats.
 
     Temperatures should reach up to one whose `overlap` with the prior, which is sampled directly, is some per cent.
-
-    Args:
-        results: a run at several temperatures of a potential with `prior=pl.gaussian(scale)` or `pl.laplace(scale)`, or
-            several runs of the same potential.
-        num_prior_draws: number of weights that are drawn from the prior.
-        key: random key of these draws, or an integer seed.
-        discard: see `free_energy`.
+    Arguments are those of `free_energy`, for a potential with `prior=pl.gaussian(scale)` or `pl.laplace(scale)`, and
+    the number of draws from the prior with their random key.
     """
     check_integer("num_prior_draws", num_prior_draws, minimum=4)
     levels = _levels(results, discard)
@@ -175,14 +101,9 @@ def _prior_losses(dataset: Dataset, keys: Key, weights: Weights, potential: Pote
 def learning_coefficient(result: Result, center: Weights, *, discard: float = DEFAULT_DISCARD) -> xr.Dataset:
     """Return the local learning coefficient (⟨L⟩ − L(w*))/T against temperature, with its standard error.
 
-    Arguments as in singular learning theory: T = 1/(n·β), usually with β = 1/ln n for n examples. The run should stay
-    close to `center`: give the potential a prior around it (Lau et al., arXiv 2308.12108). The coefficient is N/2 for a
-    regular model of N weights and smaller for a singular one.
-
-    Args:
-        result: a run that started at `center`, at one temperature or several.
-        center: w*, the weights of one chain, such as trained weights.
-        discard: see `free_energy`.
+    In singular learning theory T = 1/(n·β), usually with β = 1/ln n for n examples. The run starts at `center`, w*, for
+    example trained weights of one chain, and should stay close: give the potential a prior around it (Lau et al.,
+    arXiv 2308.12108). The coefficient is N/2 for a regular model of N weights and smaller for a singular one.
     """
     sampler = result.sampler
     sampler.potential.check(center, sampler.dataset)

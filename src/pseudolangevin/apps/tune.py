@@ -88,12 +88,10 @@ def tune(
     Args:
         sampler: a sampler with `batch_size` and `temperature_ratio`, such as `balanced_langevin(potential, dataset)`;
             settings that are not searched stay. The batch of the friction stays in proportion to the batch size.
-        weights: start of one chain.
-        temperature: T.
+        weights, temperature: start of one chain, and T.
         seconds: time for the search, compilation included; a program that is being compiled then is finished.
         bias_budget: largest accepted relative bias of loss, |w|² and error.
-        batch_sizes: batch sizes to try; default: 1, 3, 10, 30 and 100 % of the data set.
-        temperature_ratios: temperature ratios to try.
+        batch_sizes, temperature_ratios: values to try; default: batches of 1, 3, 10, 30 and 100 % of the data set.
         observe_examples: number of examples for loss and error; default: all. Fewer allow more records.
         key: seed.
         report: called with a line of text for every finding, for example `print`.
@@ -105,7 +103,14 @@ def tune(
     check_positive("temperature", temperature)
     check_positive("seconds", seconds)
     check_interval("bias_budget", bias_budget, 0, 1, "0.02 allows 2 %", open_ends=True)
-    sizes, ratios = _checked(sampler, batch_sizes, temperature_ratios)
+    if not {"batch_size", "temperature_ratio"} <= {f.name for f in fields(sampler)}:
+        raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose balanced_langevin")
+    shares = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
+    sizes, ratios = sorted(set(shares if batch_sizes is None else batch_sizes)), sorted(set(temperature_ratios))
+    if not sizes or not ratios:
+        raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
+    for size, ratio in product(sizes, ratios):
+        _changed(sampler, size, ratio)  # raises where the sampler cannot have these settings
     began, tried = time.perf_counter(), list[dict[str, Any]]()
 
     def left() -> float:
@@ -156,22 +161,6 @@ def tune(
     return Tuned(recommended, recommended.settings, best, tried, *numbers, weights)
 
 
-def _checked(
-    sampler: Sampler, batch_sizes: Sequence[int] | None, temperature_ratios: Sequence[float]
-) -> tuple[list[int], list[float]]:
-    """Return batch sizes and temperature ratios in ascending order; raise unless the sampler can have them."""
-    if not {"batch_size", "temperature_ratio"} <= {f.name for f in fields(sampler)}:
-        raise ValueError(f"sampler = {sampler.name} has no temperature_ratio to tune; choose balanced_langevin")
-    if batch_sizes is None:
-        batch_sizes = [max(2, round(share * sampler.dataset.num_examples)) for share in (0.01, 0.03, 0.1, 0.3, 1.0)]
-    sizes, ratios = sorted(set(batch_sizes)), sorted(set(temperature_ratios))
-    if not sizes or not ratios:
-        raise ValueError("batch_sizes or temperature_ratios is empty; pass at least one value of each")
-    for size, ratio in product(sizes, ratios):
-        _changed(sampler, size, ratio)
-    return sizes, ratios
-
-
 def _timed(
     sampler: Sampler, weights: Weights, temperature: float, key: int, sizes: list[int], ratio: float, seconds: float
 ) -> dict[int, float]:
@@ -199,7 +188,7 @@ def _judged(measured: MeasuredDiffusion, reference: Mapping[str, Average], budge
     settled = all(b.standard_error <= budget for b in bias.values())
     return {
         "seconds_per_step": measured.seconds_per_step,
-        "coefficient": Average(measured.coefficient, measured.coefficient_error, math.nan),
+        "coefficient": measured.coefficient,
         **bias,
         "within_budget": settled and all(abs(b.mean) <= budget for b in bias.values()),
         "note": "turned non-finite" if measured.stopped else "" if settled else "averages not settled",

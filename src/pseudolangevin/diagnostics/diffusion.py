@@ -24,7 +24,7 @@ from .. import _trees as trees
 from .._trees import Array, Weights, check_integer, check_positive
 from ..gradients import exact_sums
 from ..samplers.base import HEALTHY
-from .averages import Floats, kept
+from .averages import Average, Floats, kept
 
 if TYPE_CHECKING:
     from ..chains import Result, Run
@@ -115,14 +115,11 @@ class MeasuredDiffusion:
         return self.seconds / self.num_steps if self.num_steps else math.nan
 
     @property
-    def coefficient(self) -> float:
+    def coefficient(self) -> Average:
         """D*/N of the first temperature in 1/s; NaN where a chain failed."""
-        return math.nan if self.diffusion is None else float(self.diffusion.coefficient[0])
-
-    @property
-    def coefficient_error(self) -> float:
-        """Standard error of `coefficient`."""
-        return math.nan if self.diffusion is None else float(self.diffusion.coefficient_error[0])
+        if self.diffusion is None:
+            return Average(math.nan, math.nan, math.nan)
+        return Average(float(self.diffusion.coefficient[0]), float(self.diffusion.coefficient_error[0]), math.nan)
 
 
 def measure_diffusion(
@@ -140,8 +137,7 @@ def measure_diffusion(
     The clock stands still during compilation and while observables are computed.
 
     Args:
-        run: the chains.
-        states: states from `run.start` or an earlier measurement; their buffers are reused.
+        run, states: the chains, and states from `run.start` or an earlier measurement, whose buffers are reused.
         every: steps between records, the shortest interval Δt; it should exceed 1/(1 − c1²).
         seconds: time on the clock.
         discard_steps: steps before the clock starts; default: until after the first refresh, which compiles.

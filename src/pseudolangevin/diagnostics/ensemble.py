@@ -158,20 +158,13 @@ def predict(
         noise_variance: for regressions, the variance σ² of a target around its prediction; P·T for the posterior.
         chunk_size: examples held at once; default: at most 4096, fewer for large examples.
     """
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(inputs)]
-    if any(leaf.ndim == 0 for leaf in leaves):
-        raise ValueError(f"inputs = {inputs!r} has a number in it; pass arrays with one leading example axis")
-    if chunk_size is None:
-        chunk_size = max(1, min(DEFAULT_CHUNK_SIZE, 2**21 // max(1, sum(leaf[:1].size * 4 for leaf in leaves))))
-    check_integer("chunk_size", chunk_size, minimum=1)
     function = potential.class_scores or potential.values
     if function is None:
         remedy = "make it with classification or regression, or pass one of the two to Potential"
         raise ValueError(f"potential has neither class_scores nor values, so it cannot predict; {remedy}")
     if potential.class_scores is None:
-        if noise_variance is None:
-            raise ValueError("noise_variance is missing; a regression needs σ² of its targets: P·T at temperature T")
-        check_positive("noise_variance", noise_variance)
+        remedy = "a regression needs the variance σ² of its targets: P·T at temperature T"
+        check_positive("noise_variance", noise_variance or 0.0, remedy)
     try:
         jax.eval_shape(function, *(jax.tree.map(lambda w: w[0], members), jax.tree.map(lambda a: a[:1], inputs)))
     except Exception as error:
@@ -179,12 +172,16 @@ def predict(
         raise ValueError(
             f"inputs of shape {shapes} do not fit the network: {why}; pass a batch as in training"
         ) from None
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(inputs)]
+    if chunk_size is None:
+        chunk_size = max(1, min(DEFAULT_CHUNK_SIZE, 2**21 // max(1, sum(leaf[:1].size * 4 for leaf in leaves))))
+    check_integer("chunk_size", chunk_size, minimum=1)
     starts = range(0, len(leaves[0]), chunk_size)
     chunks = (jax.tree.map(lambda a, s=s: jnp.asarray(a[s : s + chunk_size]), inputs) for s in starts)
     raw = np.concatenate([np.asarray(_apply(function, members, chunk)) for chunk in chunks], axis=1).astype(np.float64)
-    if noise_variance is None or potential.class_scores is not None:
+    if potential.class_scores is not None:
         return ClassPredictions(np.exp(raw - np.logaddexp.reduce(raw, axis=-1, keepdims=True)))
-    return ValuePredictions(raw, float(noise_variance))
+    return ValuePredictions(raw, float(noise_variance or 0.0))
 
 
 @partial(jax.jit, static_argnums=0)

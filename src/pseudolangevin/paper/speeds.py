@@ -76,7 +76,7 @@ class Case:
             "sampler": sampler.name,
             "settings": sampler.settings,
             "curve": {} if found.diffusion is None else vars(found.diffusion),
-            "coefficient": Average(found.coefficient, found.coefficient_error, math.nan)._asdict(),
+            "coefficient": found.coefficient._asdict(),
             "seconds_per_step": found.seconds_per_step,
             "variance_share": found.refresh_seconds / found.seconds if found.seconds else math.nan,
             "time_step": np.mean(getattr(found.states, "time_step", math.nan)),

@@ -33,16 +33,7 @@ from ..samplers.base import HEALTHY, Sampler
 from . import ConfigError, RunFolderError, config, naming
 from .build import Experiment, build, check_chains, python_settings
 from .config import CHANGEABLE, FREE, PythonSettings, Settings
-from .folder import (
-    RunFolder,
-    damaged,
-    describe_session,
-    disk_errors,
-    locked,
-    read_json,
-    read_text,
-    write_text,
-)
+from .folder import RunFolder, damaged, describe_session, disk_errors, locked, read_json, read_text, write_text
 from .store import Checkpoint, Checkpoints, Header, RecordFile, Writer, headers, to_dataset
 
 MAY_CHANGE = f"only {', '.join(CHANGEABLE)} and the paths of files may change"
@@ -245,7 +236,7 @@ class _Session:
                 return Outcome(folder.path, 0, settings.num_steps, interrupted=True)
             with naming("start"):
                 states = run.start(weights, settings.seed)
-        _in_first(Writer.create, folder, experiment, hosts.to_first(states))
+        _in_first(Writer.create, folder, experiment, hosts.to_host(states, first_only=True))
         return self.proceed(experiment, states, Checkpoint())
 
     def resume(self, changes: Sequence[str], how: Mapping[str, Any]) -> Outcome:
@@ -291,8 +282,8 @@ class _Session:
                 stack.callback(writer.close)
 
             def save(is_due: bool) -> None:
-                if hosts.first_decides(is_due):
-                    complete = hosts.to_first(last.states)
+                if hosts.of_all(is_due)[0]:  # the first process decides
+                    complete = hosts.to_host(last.states, first_only=True)
                     _in_first(lambda: writer.checkpoint(last.step, complete))
 
             last, interrupted, number = Record(at.step, states, None), self.stop_asked(), at.records
@@ -334,7 +325,7 @@ def _session(
                 stack.enter_context(warnings.catch_warnings())
                 warnings.showwarning = partial(_show_and_log, warnings.showwarning, folder)
                 stack.enter_context(locked(folder))
-        yield _Session(folder, lambda: hosts.any_process(stop_asked()), **options)
+        yield _Session(folder, lambda: bool(hosts.of_all(stop_asked()).any()), **options)
 
 
 def _show_and_log(show: Callable[..., None], folder: RunFolder, message: Any, *details: Any, **more: Any) -> None:

@@ -22,8 +22,6 @@ from ..samplers.base import HEALTHY, Status
 from .folder import RunFolder, printable, read_or_empty
 from .store import in_order, read_trace
 
-MAX_ROWS = 24
-
 
 def watch(path: str | Path, once: bool = False, console: Console | None = None) -> None:
     """Show a run until it is finished or Ctrl-C is pressed; print it once if the output is not a terminal."""
@@ -82,11 +80,9 @@ def _table(last: xr.Dataset, width: int) -> Table:
             table.add_column(Text(printable(heading)), justify="right", max_width=column)
             columns.append([f"{value:.4g}".replace("nan", "-") for value in values.values])
     table.add_column("status")
-    for index, temperature in enumerate(last["temperature"].values[:MAX_ROWS]):
+    for index, temperature in enumerate(last["temperature"].values):
         cells = [column[index] for column in columns]
         table.add_row(f"{temperature:g}", *cells, _status(last["status"].values[index]))
-    if last.sizes["temperature"] > MAX_ROWS:
-        table.add_row(Text(f"and {last.sizes['temperature'] - MAX_ROWS} more", style="dim"))
     return table
 
 
