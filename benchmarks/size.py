@@ -71,7 +71,7 @@ def measure() -> list[tuple[str, float, float, str]]:
     single = [name for name, by in importers.items() if len(by) == 1]
     chain, longest = longest_chain(), max(lines, key=lambda name: lines[name])
     return [
-        ("Python lines in src", sum(lines.values()), 13_050, "the aim is 10 500"),
+        ("Python lines in src", sum(lines.values()), 12_550, "the aim is 10 500"),
         ("modules", len(modules()), 65, ""),
         ("import depth", len(chain) - 1, 12, " > ".join(chain)),
         ("% of modules imported by one other", 100 * len(single) / len(modules()), 15, ", ".join(sorted(single))),
