@@ -322,7 +322,9 @@ class Run:
         intervals = [n for n in (every, pause_every, sampler.exchange_every) if n is not None]
         started, step, due = time.monotonic(), first, self._next_refresh(states)
         states, tests = observables.without_stein(states)
-        num_records = int(np.max(placement.to_host(tests.num_records))) if tests else -MAX_STEPS
+        num_records = 0 if tests else -MAX_STEPS
+        if tests and first > 0:
+            num_records = int(np.max(placement.to_host(tests.num_records)))
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
