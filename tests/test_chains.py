@@ -199,3 +199,17 @@ def test_a_chain_with_finite_weights_and_a_non_finite_loss_is_stopped(bad):
     np.testing.assert_array_equal(np.isnan(result.trace.loss[0]), [[False, True, True, True], [False] * 4])
     assert result.states.step.tolist() == [20, 40]
     assert 1 < result.weights[0, 0] < np.inf
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_records"),
+    [(1_000_000, 400), (100_000, 198), (30_000, 100), (10_000, 79), (500, 10)],
+    ids=["enough", "5 %", "100 in less than 20 %", "20 %", "always 10"],
+)
+def test_records_do_not_dwarf_the_steps_by_default(linear_task, num_steps, num_records):
+    sampler = pl.balanced_langevin(linear_task.potential, linear_task.train, batch_size=100)
+    run = pl.Run(sampler, temperatures=[1e-3], num_chains=4)
+    every = run.record_interval(num_steps, None)
+    assert num_steps // every == pytest.approx(num_records, abs=2)
+    cost = 1.5 * 1_000 / sampler.examples_per_step + 10  # of a record in steps, by the estimate
+    assert num_records == 10 or num_records * cost <= 0.201 * num_steps
