@@ -88,7 +88,7 @@ def sample(
         num_steps: steps of every chain.
         num_warmup: steps before these, without records.
         record_every: steps between records; default: 400 records, or fewer if they would cost more than 5 % of the
-            time, but at least 100, and 400 of all chains at a temperature (10 to 100 for `adam`).
+            time: 100, or 400 of all chains at a temperature, as long as these cost at most 20 %. At least 10.
         key: random key or integer seed; a chain does not depend, but for rounding, on which other chains run.
         test: optional test set, for `test_loss` and `test_error`.
         observe_examples: number of first training examples that observables are measured on; default: all.
