@@ -65,19 +65,18 @@ def run(
 
 
 def traced(sampler: Any) -> Any:
-    """Return the sampler with ratio and retention as arrays, so that other values of them need no new program."""
+    """Return the sampler with its ratio as an array, so that other ratios need no new program."""
     if isinstance(sampler, pl.balanced_langevin):
         sampler = copy.copy(sampler)
-        for name in ("temperature_ratio", "momentum_retention"):
-            object.__setattr__(sampler, name, jnp.float32(getattr(sampler, name)))
+        object.__setattr__(sampler, "temperature_ratio", jnp.float32(sampler.temperature_ratio))
     return sampler
 
 
 def time_per_step(sampler: Any, start: Any, temperature: float, chains: int) -> float:
     """Return the median time per step in seconds, compilation and refreshes excluded."""
     run = pl.Run(sampler, temperatures=[temperature], num_chains=chains)
-    states, steps, times = run.start(jax.tree.map(lambda w: w[:, :1], start), 0), 500, []
-    for repeat in range(8):
+    states, steps, times = run.start(jax.tree.map(lambda w: w[:, :1], start), 0), 5_000, []
+    for repeat in range(7):
         began = time.perf_counter()
         (record,) = run.records(states, first=repeat * steps, stop=(repeat + 1) * steps, every=10**6, progress=False)
         states = jax.block_until_ready(record.states)
@@ -99,8 +98,10 @@ def parts(
     task: Task, begin: Any, temperature: float, names: list[str], chains: int, steps: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of one size and temperature, part by part; chains are pre-equilibrated first."""
-    near = run("start", pl.balanced_langevin(task.potential, task.train), begin, temperature, steps=6_000, every=500)[1]
-    begin = jax.tree.map(jnp.asarray, near.weights)
+    if any(not name.startswith("time") for name in names):
+        balanced = pl.balanced_langevin(task.potential, task.train)
+        near = run("start", balanced, begin, temperature, steps=6_000, every=500)[1]
+        begin = jax.tree.map(jnp.asarray, near.weights)
     system, size = (task.potential, task.train), task.train.num_examples
     for name in names:
         if name.startswith("balanced"):  # balanced:ratio:c1²:B as a share of S:S as a share of P
@@ -172,7 +173,10 @@ def main() -> None:
     small = {364: ((20, 10, 10, 4), 2_000), 1900: ((50, 25, 20, 5), 8_000)}
     task = small_task(*small[options.small]) if options.small else spin_task(options.hidden)
     trained = partial(task.starts, 6_000, num_starts=options.chains)
-    begin = stored(options.start, task, trained) if options.start else trained()
+    if all(name.startswith("time") for name in options.parts):  # from random weights
+        begin = jax.tree.map(lambda w: w[None, None], task.network.init(jax.random.key(0)))
+    else:
+        begin = stored(options.start, task, trained) if options.start else trained()
     for name in parts(task, begin, options.temperature, options.parts, options.chains, options.steps):
         rows.append(name)
         print(json.dumps(name), flush=True)

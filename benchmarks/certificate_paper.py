@@ -3,7 +3,7 @@
     python -m benchmarks.certificate_paper --out FILE --seconds 165 --every 400            # on a GPU
     python -m benchmarks.certificate_paper --out FILE --seconds 1700 --every 100 --first 320   # on two cores
 
-Chains of balanced Langevin start from Adam. The certificate is made after `--first` records, then after twice as many
+Chains of balanced Langevin start from Adam. The certificate is made after `--first` records, then after half as many more
 each time, until it passes or the time is up. The seconds include compilation, training and certificates.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
         late = seconds > options.seconds
         if len(records) < due and not late:
             continue
-        due *= 2
+        due += due // 2
         result = replace(run.result(record.states, records, every=options.every), seconds=seconds)
         before = time.perf_counter()
         certificate = pl.certificate(result)

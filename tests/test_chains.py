@@ -1,5 +1,6 @@
 """Running chains: starts, seeds, records, own observables, stops, and chains that fail."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -45,6 +46,18 @@ def test_final_weights_continue_a_run_and_are_not_overwritten(adam, small_task):
     assert float(again.trace.loss.mean()) < float(first.trace.loss.isel(draw=0).mean())
     # Buffers are donated inside; the arrays of the caller are not.
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves((small_task.weights, first.weights)))
+
+
+def test_programs_compiled_in_advance_are_those_of_the_run(langevin, small_task, monkeypatch, caplog):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # there, they are compiled side by side
+    monkeypatch.setattr(pl.pseudo_langevin, "block", 4)
+    run = pl.Run(langevin, temperatures=[2e-4], num_chains=2)
+    states = run.start(small_task.weights, 0)
+    with jax.log_compiles():  # in this thread: conversions, and compilations by calls
+        assert len(list(run.records(states, stop=45, every=5, progress=False))) == 9
+    messages = [record.getMessage() for record in caplog.records]
+    found = re.findall(r"(conversion|compilation of) jit\(_(segment|observe|refresh|renew)\)", " ".join(messages))
+    assert found == [("conversion", name) for name in ("observe", "renew", "refresh", "segment", "segment")]
 
 
 def test_own_observables_and_on_record(langevin, small_task):

@@ -112,7 +112,7 @@ def test_slopes_by_the_kernel_agree_with_automatic_differentiation() -> None:
     packed = jnp.concatenate([fast.pack(weights, 64, 1.0), fast.pack(velocity, 64, 0.0)])
     slopes = jax.jvp(lambda w: potential.per_example_loss(w, train.batch), (weights,), (velocity,))[1]
     inputs = fast._packed_batch(train.batch, 10)
-    found = np.asarray(fast.slopes_by_kernel(network, packed, 64, inputs, 70, interpret=True))[:70]
+    found = np.asarray(fast.slopes_by_kernel(network, packed, 64, inputs, 70, BLOCKS, interpret=True))[:70]
     assert np.median(np.abs(found - slopes)) < 0.01 * np.std(slopes)
     assert np.corrcoef(found, slopes)[0, 1] > 0.995  # a unit near zero may be active in one of them only
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -325,6 +326,8 @@ class Run:
         num_records = 0 if tests else -MAX_STEPS
         if tests and first > 0:
             num_records = int(np.max(placement.to_host(tests.num_records)))
+        if jax.default_backend() != "cpu":  # for a CPU, XLA uses all cores already
+            self._compile(states, tests, (stop - step) // every, with_refresh=due < stop)
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
                 if step >= due:
@@ -349,6 +352,17 @@ class Run:
                         return
                 elif step == stop or (pause_every is not None and step % pause_every == 0):
                     yield Record(step, states._replace(tests=tests) if tests else states, None)
+
+    def _compile(self, states: Any, tests: Any, num_records: int, *, with_refresh: bool) -> None:
+        """Compile the programs of a run side by side; the calls find them."""
+        sampler, *data = self._placed
+        programs = [_observe.lower(sampler, states, tests, data, self.own, self.chunk_size)] if num_records else []
+        programs += [_renew.lower(sampler, states, tests, data[0])] if tests and num_records >= 8 else []
+        programs += [_refresh.lower(sampler, states)] if with_refresh else []
+        if not isinstance(sampler.dataset, StreamedDataset):
+            programs += [_segment.lower(sampler, states, 1, block) for block in sorted({1, sampler.block})]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda program: program.compile(), programs))
 
     def _next_refresh(self, states: Any) -> int:
         return int(_next_refresh(self._placed[0], states)) if self.sampler.refreshes else MAX_STEPS

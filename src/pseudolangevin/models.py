@@ -43,7 +43,7 @@ from .potential import cross_entropy
 
 NARROW = 128  # padded width of the inputs, with a constant one and the label, and of the second layer, with two ones
 CLASSES = 16  # padded number of classes
-SLOPES = 256  # slopes that a tile reads at once, to sum them
+SLOPES = 2048  # slopes that a tile reads at once, to sum them
 DENSE_CHUNK = 1024  # examples; 2 MiB for a layer of 500 units, the second-level cache of a core
 
 
@@ -201,16 +201,17 @@ def _by_chains(gradient: Callable[..., Weights], network: FeedForward) -> Any:
 
 
 def blocks_for(network: FeedForward, batch_size: int, num_chains: int) -> Blocks:
-    """Return block sizes, measured on an H200: large tiles for one chain, few partial sums for many."""
-    hidden = network.sizes[1]
+    """Return block sizes, measured on an H200: small tiles where there is little work, few partial sums else."""
+    hidden, rows = network.sizes[1], num_chains * batch_size
     if hidden > 1024:
         blocks, programs = Blocks(rows=128, hidden=64, warps=8, stages=3), 800
     elif hidden > 64:
         blocks, programs = Blocks(rows=64, hidden=128), 128 if num_chains == 1 else 256
-    elif num_chains < 16:
+    elif rows < 5_000:
         blocks, programs = Blocks(stages=1, back_rows=32, back_hidden=32, back_stages=1), 256
     else:
         blocks, programs = Blocks(stages=1, back_stages=1), 256
+    blocks = replace(blocks, slope_rows=64 if rows > 2**14 else 16)
     num_chunks = -(-hidden // blocks.back_hidden)
     num_tiles = -(-batch_size // blocks.back_rows)
     return replace(blocks, splits=max(1, min(num_tiles, programs // (num_chunks * num_chains))))
@@ -231,12 +232,12 @@ def by_kernels(
     num_examples = batch[1].shape[0]
     blocks = blocks or blocks_for(network, num_examples, num_chains)
     padded = num_hidden + 2 + -(num_hidden + 2) % math.lcm(blocks.hidden, blocks.back_hidden)
-    inputs = _packed_batch(batch, -num_examples % math.lcm(blocks.rows, blocks.back_rows))
+    inputs = _packed_batch(batch, -num_examples % math.lcm(blocks.rows, blocks.back_rows, blocks.slope_rows))
     packed = pack(weights, padded, 1.0)
     extra: list[Array] = []
     if friction is not None:
         packed = jnp.concatenate([packed, pack(friction.velocity, padded, 0.0)])
-        slopes = slopes_by_kernel(network, packed, padded, inputs, friction.num_examples, interpret)
+        slopes = slopes_by_kernel(network, packed, padded, inputs, friction.num_examples, blocks, interpret)
         numbers = (friction.temperature, friction.gain, friction.limit)
         extra = [slopes, *(jnp.asarray(number, jnp.float32).reshape(1) for number in numbers)]
     dz, third = _forward(network, packed, padded, inputs, num_examples, friction, extra, blocks, interpret)
@@ -304,6 +305,7 @@ class Blocks:
     back_stages: int = 2
     splits: int = 16
     """Number of parts of the batch that the backward kernel processes in parallel."""
+    slope_rows: int = 16
 
 
 def _pallas() -> tuple[Any, Any]:
@@ -398,7 +400,13 @@ def _errors(network: FeedForward, scores: Array, labels: Array) -> Array:
 
 
 def slopes_by_kernel(
-    network: FeedForward, packed: Array, padded: int, inputs: Array, num_slopes: int, interpret: bool = False
+    network: FeedForward,
+    packed: Array,
+    padded: int,
+    inputs: Array,
+    num_slopes: int,
+    blocks: Blocks,
+    interpret: bool = False,
 ) -> Array:
     """Return the derivative of the cross-entropy of the first examples along a velocity; later entries are undefined.
 
@@ -407,7 +415,7 @@ def slopes_by_kernel(
     so on to the loss.
     """
     pl, triton = _pallas()
-    rows, chunk, dot = 64 if num_slopes > 4096 else 16, math.gcd(32, padded), triton.dot
+    rows, chunk, dot = blocks.slope_rows, math.gcd(32, padded), triton.dot
     below = 2 * padded + CLASSES  # first row of the velocity
 
     def kernel(x_ref: Any, packed_ref: Any, slope_ref: Any) -> None:
@@ -433,7 +441,7 @@ def slopes_by_kernel(
     return pl.pallas_call(
         kernel,
         grid=(-(-num_slopes // rows),),
-        out_shape=jax.ShapeDtypeStruct((max(inputs.shape[0], num_slopes + -num_slopes % SLOPES),), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((inputs.shape[0] + SLOPES,), jnp.float32),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="slopes",

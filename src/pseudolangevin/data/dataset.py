@@ -88,6 +88,7 @@ class Dataset:
 
     def take(self, indices: Array) -> Batch:
         """Return the examples with these indices, which are global: they do not depend on how the data are split."""
+        indices = lax.optimization_barrier(indices)  # else a GPU computes an index again for every component
         return self._split_over_devices(jax.tree.map(lambda array: array[indices], self.batch))
 
     def draw(self, key: Key, batch_size: int) -> Batch:
