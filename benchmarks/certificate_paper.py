@@ -1,10 +1,10 @@
 """Time until the certificate of the paper's network passes: two temperatures, four chains each.
 
-    python -m benchmarks.certificate_paper --out FILE --seconds 165 --every 400            # on a GPU
+    python -m benchmarks.certificate_paper --out FILE --seconds 165 --every 100 --first 1000 # on a GPU
     python -m benchmarks.certificate_paper --out FILE --seconds 1700 --every 100 --first 320   # on two cores
 
-Chains of balanced Langevin start from Adam. The certificate is made after `--first` records, then after half as many more
-each time, until it passes or the time is up. The seconds include compilation, training and certificates.
+Chains of balanced Langevin start from Adam. The certificate is made after `--first` records, then after half as many
+more each time, until it passes or the time is up. The seconds include compilation, training and certificates.
 """
 
 from __future__ import annotations
