@@ -63,7 +63,8 @@ class Status(IntEnum):
         return {
             Status.RUNNING: "running",
             Status.NON_FINITE: "a weight or momentum became non-finite; the chain was put back to its last finite "
-            "state and stopped. Lower temperature_ratio or time_step, or raise mass_floor",
+            "state and stopped. Lower temperature_ratio or time_step, raise mass_floor, or, if N·T/2 is not small "
+            "compared with the initial loss, lower the temperature",
             Status.NO_NOISE: "the mini-batch gradient has no variance, so masses cannot be set from it; "
             "use full_batch_langevin, or check that the loss depends on the data",
             Status.NON_FINITE_ENERGY: "its weights are finite but U is not, so exp(-U/T) is no probability; the chain "
