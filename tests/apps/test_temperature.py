@@ -69,11 +69,11 @@ def test_chains_that_did_not_learn_or_are_invalid_or_too_cold_do_not_count():
 
 
 @pytest.fixture(scope="module")
-def found(small_task):
-    return pl.find_temperature(small_task.potential, small_task.train, small_task.weights, epochs=100)
+def found(cubic_task):
+    return pl.find_temperature(cubic_task.potential, cubic_task.train, cubic_task.weights, epochs=100)
 
 
-def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
+def test_the_search_keeps_its_budget_and_shows_its_reasons(found, cubic_task):
     assert found.bayesian_temperature == pytest.approx(1e-3)
     assert 60 < found.epochs <= 100
     assert found.temperature <= found.high
@@ -81,8 +81,8 @@ def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     assert found.curve["valid"].all()
     assert (np.diff(found.curve["temperature"]) > 0).all()
     assert found.curve["temperature"].values[-1] >= 8e-3
-    learned = small_task.potential.loss(found.weights, small_task.train.batch)
-    assert learned < 0.6 * small_task.potential.loss(small_task.weights, small_task.train.batch)
+    learned = cubic_task.potential.loss(found.weights, cubic_task.train.batch)
+    assert learned < 0.6 * cubic_task.potential.loss(cubic_task.weights, cubic_task.train.batch)
     # Hotter chains have a larger loss and longer weights.
     assert (
         found.curve["loss"][-1]
@@ -97,11 +97,11 @@ def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     assert len(stored["curve"]["loss"]) == len(stored["curve"]["temperature"]) == 6
 
 
-def test_chains_that_fail_are_marked_as_invalid(small_task):
+def test_chains_that_fail_are_marked_as_invalid(cubic_task):
     """At T = 1e30 no chain stays finite."""
     temperatures = [1e30, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2]
     failing = pl.find_temperature(
-        small_task.potential, small_task.train, small_task.weights, temperatures=temperatures, epochs=100
+        cubic_task.potential, cubic_task.train, cubic_task.weights, temperatures=temperatures, epochs=100
     )
     assert failing.curve["valid"].values.tolist() == [True] * 5 + [False]
     assert failing.high <= 1e-2
@@ -118,6 +118,6 @@ def test_chains_that_fail_are_marked_as_invalid(small_task):
         ({"temperatures": [-1e-3, 1e-3, 2e-3]}, "-0.001"),
     ],
 )
-def test_bad_arguments(small_task, arguments, message):
+def test_bad_arguments(cubic_task, arguments, message):
     with pytest.raises(ValueError, match=message):
-        pl.find_temperature(small_task.potential, small_task.train, small_task.weights, **arguments)
+        pl.find_temperature(cubic_task.potential, cubic_task.train, cubic_task.weights, **arguments)
