@@ -135,15 +135,15 @@ def test_a_search_prints_and_is_json_and_toml(simulate):
     assert 'name = "balanced_langevin"\n' in tuned.to_toml()
 
 
-def test_a_small_network_is_tuned(small_task):
-    sampler = pl.balanced_langevin(small_task.potential, small_task.train, refresh_every=400)
+def test_a_small_model_is_tuned(linear_task):
+    sampler = pl.balanced_langevin(linear_task.potential, linear_task.train, refresh_every=400)
     options = {"batch_sizes": (20, 200), "temperature_ratios": (0.01, 0.1), "bias_budget": 0.9}
-    tuned = pl.tune(sampler, small_task.weights, temperature=2e-3, seconds=1.0, **options)
+    tuned = pl.tune(sampler, linear_task.weights, temperature=2e-3, seconds=1.0, **options)
     assert tuned.settings["batch_size"] in (20, 200)
     assert tuned.settings["refresh_every"] == 400  # settings that are not searched stay
     assert {f"bias_{name}" for name in OBSERVABLES} <= set(tuned.best)
     assert tuned.best["coefficient"].mean > 0
-    assert tuned.weights["layer1"]["kernel"].shape == small_task.weights["layer1"]["kernel"].shape
+    assert tuned.weights.shape == linear_task.weights.shape
 
 
 @pytest.mark.parametrize(

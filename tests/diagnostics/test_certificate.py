@@ -220,12 +220,6 @@ def test_one_chain_at_one_temperature_is_enough_and_its_acceptance_is_judged(cor
     assert sum("two chains" in note or "two temperatures" in note for note in certificate.notes) == 2
 
 
-@pytest.mark.parametrize("wrong", [{"tolerance": 0}, {"burn_in": 1.0}, {"noise_draws": 10}, {"layer_tolerance": "x"}])
-def test_bad_arguments_are_named(correct_run, wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        pl.certificate(correct_run, **wrong)
-
-
 def test_a_part_of_the_examples_is_not_enough_to_pass(short_run):
     options: dict[str, Any] = {"num_steps": 24, "record_every": 2, "observe_examples": 10, "key": 0}
     partial = pl.sample(short_run.sampler, toy.weights(), temperatures=[toy.TEMPERATURE], **options)
@@ -353,16 +347,17 @@ def test_gradients_and_energies_are_computed_from_a_potential():
     assert "predicted bias of the loss" in values
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_bad_arguments_and_samples_are_named(correct_run):
+    for wrong in ({"tolerance": 0}, {"burn_in": 1.0}, {"noise_draws": 10}, {"layer_tolerance": "x"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            pl.certificate(correct_run, **wrong)
+    samples = gaussian()
+    for changes, message in (
         ({"weights": None}, "weights"),
         ({"gradients": None}, "gradients is missing"),
         ({"gradients": {"a": np.zeros((4, 7, 10)), "b": np.zeros((4, 7, 30))}}, "leading axes"),
         ({"temperature": -1.0}, "temperature"),
         ({"potential": toy.POTENTIAL}, "dataset is missing"),
-    ],
-)
-def test_bad_samples_are_named(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        pl.certificate(**(gaussian() | wrong))
+    ):
+        with pytest.raises(ValueError, match=message):
+            pl.certificate(**(samples | changes))
