@@ -114,7 +114,7 @@ def assert_readable(path: Path) -> None:
 def test_crashes_at_any_operation(tmp_path, finished, monkeypatch, power_cut):
     """Crashes at random operations on the disk, in runs that are extended half way."""
     disk, rng, path, crashes = Disk(monkeypatch, Crash()), random.Random(1), tmp_path / "run", 0
-    while crashes < 14:
+    while crashes < 10:
         disk.count, disk.at = 0, rng.randint(1, 150)
         if not (path / "config.toml").exists():  # begins again
             disk.names.clear()
