@@ -38,15 +38,15 @@ def test_a_mixture_of_gaussians():
     assert values.negative_log_likelihood([0.0, 3.0]) == pytest.approx(-np.mean(np.log(density)))
 
 
-def test_predictions_do_not_depend_on_the_chunk_size(small_task):
-    members = jax.tree.map(lambda w: jnp.stack([w, 2 * w]), small_task.weights)
-    whole = predict(small_task.potential, members, small_task.test.inputs)
-    pieces = predict(small_task.potential, members, small_task.test.inputs, chunk_size=77)
+def test_predictions_do_not_depend_on_the_chunk_size(linear_task):
+    members = jnp.stack([linear_task.weights, 2 * linear_task.weights])
+    whole = predict(linear_task.potential, members, linear_task.test.inputs)
+    pieces = predict(linear_task.potential, members, linear_task.test.inputs, chunk_size=77)
     assert isinstance(whole, ClassPredictions)
     assert isinstance(pieces, ClassPredictions)
     assert whole.probabilities.shape == (2, 300, 4)
     np.testing.assert_allclose(whole.probabilities, pieces.probabilities, rtol=1e-6)
-    logits = small_task.network.apply(small_task.weights, small_task.test.inputs)
+    logits = linear_task.test.inputs @ linear_task.weights
     np.testing.assert_allclose(whole.probabilities[0], jax.nn.softmax(logits), rtol=1e-4)
 
 
