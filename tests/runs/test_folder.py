@@ -24,8 +24,8 @@ from pseudolangevin.runs.folder import (
 
 def test_a_second_writer_is_rejected(tmp_path):
     folder = RunFolder(tmp_path)
+    named = f"in use by process {os.getpid()} on {socket.gethostname()}"
     with locked(folder):
-        named = f"in use by process {os.getpid()} on {socket.gethostname()}"
         with pytest.raises(RunFolderError, match=named), locked(folder):
             pass
         assert json.loads(folder.lock.read_text())["pid"] == os.getpid()
@@ -45,14 +45,6 @@ def test_a_stale_lock_is_taken_over(tmp_path, text):
     stale = pytest.warns(UserWarning, match="took over the stale lock") if "started" in text else nullcontext()
     with stale, locked(folder):
         assert json.loads(folder.lock.read_text())["pid"] == os.getpid()
-
-
-def test_the_lock_of_another_machine_counts(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.lock.write_text('{"pid": 3, "host": "elsewhere", "started": "then"}')
-    with pytest.raises(RunFolderError, match=r"process 3 on elsewhere.*delete"), locked(folder):
-        pass
-    assert "elsewhere" in folder.lock.read_text()
 
 
 def test_files_are_replaced_as_a_whole(tmp_path):
@@ -87,10 +79,6 @@ def test_errors_about_files_elsewhere_are_left_as_they_are(tmp_path):
     folder.make()
     with pytest.raises(FileNotFoundError, match="elsewhere"), disk_errors(folder):
         (tmp_path / "elsewhere").read_text()
-    folder.config.touch()
-    for own in (folder.trace, folder.checkpoints / "file"):
-        with pytest.raises(RunFolderError, match=r"No such file.*then `pseudolangevin resume"), disk_errors(folder):
-            own.read_text()
     folder.config.write_text('made_by = "python"')
     with pytest.raises(RunFolderError, match=r"then pl.resume\(DIR, sampler\)"), disk_errors(folder):
         folder.trace.read_text()
