@@ -198,14 +198,6 @@ def test_committed_rows_follow_from_the_parts_with_the_reasons_that_were_added(n
         assert vars(found) | {"measured": found.measured if np.isfinite(found.measured) else None} == expected | numbers
 
 
-def test_unknown_names_and_scales_are_rejected_before_anything_runs(tmp_path):
-    with pytest.raises(ValueError, match=r"name = 'nose': choose one of .*'noise', 'prediction-vs-size'"):
-        paper.reproduce(["noise", "nose"], "smoke", tmp_path)
-    with pytest.raises(ValueError, match=r"scale = 'large': choose one of .*'smoke', 'paper'"):
-        paper.reproduce("noise", "large", tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.filterwarnings("ignore::pseudolangevin.DeadClassWarning")  # of a short training
 def test_short_real_chains_of_thermodynamics(no_picture, monkeypatch, tmp_path):
     length = chains(20, 10, 60, batch_size=100)
