@@ -189,8 +189,6 @@ def test_a_certificate_can_be_printed_and_stored(correct_run):
     assert len(text.splitlines()) <= 30
     assert len(certificate.to_text(verbose=True).splitlines()) > len(certificate.lines)
     assert certificate.advice == ""
-    assert "kinetic temperature" in text
-    assert all(letter.isascii() or letter in "±²" for letter in text)
     stored = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
     assert stored["passed"] is True
     assert len(stored["lines"]) == len(certificate.lines)
