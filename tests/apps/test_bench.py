@@ -21,7 +21,7 @@ def measured():
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_module, "time_sampler", partial(bench_module.time_sampler, seconds=0.0))
-        found = bench([SIZE], [2], ["pseudo_langevin", "adam"], report=lines.append)
+        found = bench([SIZE], [2], ["pseudo_langevin"], report=lines.append)
     return found, lines
 
 
@@ -35,7 +35,6 @@ def test_a_row_holds_times_and_memory(measured):
     assert row["refresh_seconds"] > 0
     assert row["program_bytes"] > 10_575 * 100  # the data set alone
     assert row["compile_seconds"] > 0
-    assert found["rows"][1]["refresh_seconds"] == 0
     assert [json.loads(line) for line in lines] == found["rows"]
     assert jax.__version__ in found["machine"]["jax"]
 

@@ -26,7 +26,7 @@ def test_kills(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("attack", "count"), [("mutations", 10), ("configurations", 60), ("calls", 25)])
+@pytest.mark.parametrize(("attack", "count"), [("mutations", 6), ("configurations", 60), ("calls", 15)])
 def test_attacks(tmp_path, attack, count):
     found = ATTACKS[attack](count, 1, 1e6, tmp_path)
     assert found[attack] >= count

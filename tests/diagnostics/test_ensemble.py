@@ -50,16 +50,15 @@ def test_predictions_do_not_depend_on_the_chunk_size(linear_task):
     np.testing.assert_allclose(whole.probabilities[0], jax.nn.softmax(logits), rtol=1e-4)
 
 
-def test_bad_input_is_named(small_task):
-    members = jax.tree.map(lambda w: w[None], small_task.weights)
-    with pytest.raises(ValueError, match=r"inputs of shape \(3, 7\) do not fit the network"):
-        predict(small_task.potential, members, np.ones((3, 7)))
-    silent = pl.Potential(lambda w, batch: jnp.zeros(batch[0].shape[0]))
-    with pytest.raises(ValueError, match="class_scores"):
-        predict(silent, jnp.zeros((1, 2)), np.zeros((3, 2)))
-    line = pl.regression(lambda w, x: x @ w)
-    with pytest.raises(ValueError, match="noise_variance"):
-        predict(line, jnp.zeros((1, 2)), np.zeros((3, 2)))
+def test_bad_input_is_named(linear_task):
+    silent, line = pl.Potential(lambda w, batch: jnp.zeros(batch[0].shape[0])), pl.regression(lambda w, x: x @ w)
+    for potential, members, width, message in (
+        (linear_task.potential, linear_task.weights[None], 7, r"inputs of shape \(3, 7\) do not fit the network"),
+        (silent, jnp.zeros((1, 2)), 2, "class_scores"),
+        (line, jnp.zeros((1, 2)), 2, "noise_variance"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predict(potential, members, np.ones((3, width)))
     values = predict(line, jnp.ones((1, 2)), np.ones((3, 2)), noise_variance=1.0)
     with pytest.raises(ValueError, match=r"predictions \(3,\)"):
         values.negative_log_likelihood([1.0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from html.parser import HTMLParser
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.image import imread
 
 from pseudolangevin.diagnostics.certificate import Certificate
 from pseudolangevin.runs.report import report_html, summary_figure, write_report
@@ -164,12 +162,6 @@ def test_summary_picture() -> None:
     figure = summary_figure(make_trace())
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "|w|²", "error"] * 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["T = 10⁻⁵", "T = 3×10⁻⁵"]
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=50)
-    stream.seek(0)
-    pixels, edge = imread(stream)[..., :3], 3
-    assert pixels.std() > 0.05
-    assert min(pixels[:edge].min(), pixels[-edge:].min(), pixels[:, :edge].min(), pixels[:, -edge:].min()) == 1.0
     assert len(summary_figure(make_trace(1, 1, 1)[["loss", "status"]]).axes) == 2
     with pytest.raises(ValueError, match="record loss, squared_norm or error"):
         summary_figure(make_trace()[["margin", "status"]])
