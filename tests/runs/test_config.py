@@ -142,8 +142,9 @@ def data(tmp_path):
     rng = np.random.default_rng(0)
     inputs, targets = rng.normal(size=(8, 4)).astype(np.float32), rng.integers(0, 2, 8)
     np.savez(tmp_path / "train.npz", inputs=inputs, targets=targets, test_inputs=inputs, test_targets=targets)
-    for name, array in {"x": inputs, "x2": inputs, "y": targets}.items():
-        np.save(tmp_path / f"{name}.npy", array)
+    np.save(tmp_path / "x.npy", inputs)
+    np.save(tmp_path / "x2.npy", inputs)
+    np.save(tmp_path / "y.npy", targets)
     return inputs, targets
 
 

@@ -18,7 +18,6 @@ from pseudolangevin.runs.folder import (
     locked,
     read_json,
     read_or_empty,
-    write_text,
 )
 
 
@@ -45,17 +44,6 @@ def test_a_stale_lock_is_taken_over(tmp_path, text):
     stale = pytest.warns(UserWarning, match="took over the stale lock") if "started" in text else nullcontext()
     with stale, locked(folder):
         assert json.loads(folder.lock.read_text())["pid"] == os.getpid()
-
-
-def test_files_are_replaced_as_a_whole(tmp_path):
-    file = tmp_path / "file.json"
-    write_text(file, '{"a": 1}')
-    assert read_json(file) == read_or_empty(file) == {"a": 1}
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(OSError, match=r"file\.json"):
-        write_text(file, "")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff\xfe", b"[" * 100_000])
