@@ -1,6 +1,7 @@
 """The range that a curve gives, and the search on a small network."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,8 +104,8 @@ def test_chains_that_fail_are_marked_as_invalid(cubic_task):
 
 
 def test_bad_arguments(cubic_task):
-    bad = [({"temperatures": [1e-3, 2e-3]}, "at least 3"), ({"temperatures": [-1e-3, 1e-3, 2e-3]}, "-0.001")]
-    bad += [({"num_temperatures": 2}, "num_temperatures = 2"), ({"epochs": 0}, "epochs = 0")]
-    for arguments, message in bad:
+    bad: dict[str, dict[str, Any]] = {"at least 3": {"temperatures": [1e-3, 2e-3]}, "epochs = 0": {"epochs": 0}}
+    bad |= {"-0.001": {"temperatures": [-1e-3, 1e-3, 2e-3]}, "num_temperatures = 2": {"num_temperatures": 2}}
+    for message, arguments in bad.items():
         with pytest.raises(ValueError, match=message):
             pl.find_temperature(cubic_task.potential, cubic_task.train, cubic_task.weights, **arguments)

@@ -125,9 +125,7 @@ def test_a_search_prints_and_is_json_and_toml(simulate):
     tuned = simulate(Machine({10: 1e-3, 30: 1.2e-3}), report=lines.append)
     assert len(lines) == len(tuned.tried)
     assert lines[0].startswith("batch_size 30, temperature_ratio 0.01, seconds_per_step 0.0012, coefficient")
-    text = str(tuned)
-    assert "bias_squared_norm" in text.splitlines()[0]
-    assert "temperature ratio 0.1, within 2.0% of sampling at a temperature ratio of 0.01" in text.splitlines()[-1]
+    assert "temperature ratio 0.1, within 2.0% of sampling at a temperature ratio of 0.01" in str(tuned)
     content = json.loads(json.dumps(tuned.to_dict(), allow_nan=False))
     assert content["best"] == content["tried"][2]
     assert content["best"]["coefficient"]["mean"] == tuned.best["coefficient"].mean > 0
