@@ -1,6 +1,7 @@
 """The benchmark on a tiny network: rows, skipped rows, and rejected requests. Times are not judged."""
 
 import json
+from functools import partial
 
 import jax
 import numpy as np
@@ -19,30 +20,21 @@ SIZE = 2_115  # five hidden units
 def measured():
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_module, "time_sampler", _quickly(bench_module.time_sampler))
-        found = bench([SIZE], [2], ["pseudo_langevin", "adam"], report=lines.append)
+        patch.setattr(bench_module, "time_sampler", partial(bench_module.time_sampler, seconds=0.0))
+        found = bench([SIZE], [2], ["pseudo_langevin"], report=lines.append)
     return found, lines
-
-
-def _quickly(time_sampler):
-    return lambda *arguments: time_sampler(*arguments, seconds=0.0)
 
 
 def test_a_row_holds_times_and_memory(measured):
     found, lines = measured
     row = found["rows"][0]
-    assert (row["num_weights"], row["sampler"], row["num_chains"], row["batch_size"]) == (
-        SIZE,
-        "pseudo_langevin",
-        2,
-        106,
-    )
+    assert (row["num_weights"], row["sampler"], row["num_chains"]) == (SIZE, "pseudo_langevin", 2)
+    assert row["batch_size"] == 106
     assert row["seconds_per_step"] > 0
     assert row["seconds_per_step_with_refresh"] == row["seconds_per_step"] + row["refresh_seconds"] / 5_000
     assert row["refresh_seconds"] > 0
     assert row["program_bytes"] > 10_575 * 100  # the data set alone
     assert row["compile_seconds"] > 0
-    assert found["rows"][1]["refresh_seconds"] == 0
     assert [json.loads(line) for line in lines] == found["rows"]
     assert jax.__version__ in found["machine"]["jax"]
 
@@ -68,26 +60,19 @@ def test_every_sampler_of_the_package_is_timed():
         SAMPLERS[name](problem.potential, dataset, **settings)  # the settings are valid
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_requests_are_rejected():
+    for arguments, message in (
         (([11_161],), r"size 11161: the network has 201\*L1 \+ 1110 weights; the nearest is 11160"),
-        (([SIZE], [0]), "chains = 0 must be an integer at least 1"),
         (([SIZE], [1], ["gibbs"]), "samplers = 'gibbs': choose one of"),
-        (([SIZE], [1], None, -1), "seconds = -1 is not positive"),
-    ],
-)
-def test_bad_requests_are_rejected(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        bench(*arguments)
+    ):
+        with pytest.raises(ValueError, match=message):
+            bench(*arguments)
 
 
 def test_the_problem_is_the_papers():
-    for size in (11_160, 101_610, 1_006_110):
-        shapes = jax.eval_shape(Problem(size).network.init, jax.random.key(0))
-        assert trees.num_weights(shapes) == size
     problem = Problem(11_160)
-    assert problem.batch_size == 558
+    shapes = jax.eval_shape(problem.network.init, jax.random.key(0))
+    assert (trees.num_weights(shapes), problem.batch_size) == (11_160, 558)
     assert problem.temperature == pytest.approx(3e-5, rel=1e-4)
     inputs, labels = problem.arrays()
     assert (inputs.shape, inputs.dtype) == ((55_800, 100), np.int8)

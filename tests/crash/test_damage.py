@@ -116,6 +116,7 @@ RESUME_ONLY = [
     put("provenance.json", JUNK),
     edit("batch_size = 10", "batch_size = 11"),
     lambda path: os.link(path / "log.txt", path.with_name(f"{path.name}-second-name")),
+    change("provenance.json", lambda content: content.replace(b'"resumed": []', b'"resumed": "x"')),
     put("lock", b'{"pid": 1, "host": "elsewhere"}'),
 ]
 

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 
 import pseudolangevin as pl
 from pseudolangevin.diagnostics import average, drift
-from pseudolangevin.diagnostics.averages import average_by_temperature, effective_samples, kept, plus_minus, rhat
+from pseudolangevin.diagnostics.averages import average_by_temperature, effective_samples, kept, rhat
 
 
 def autoregressive(random, correlation, num_chains, num_draws):
@@ -96,11 +96,3 @@ def test_failed_chains_do_not_count():
     assert averages[1].mean == pytest.approx(float(trace["loss"].values[1].mean()))
     trace["status"][0] = pl.Status.NON_FINITE
     assert np.isnan(average_by_temperature(trace["loss"], trace)[0].mean)
-
-
-def test_value_and_error_as_text():
-    assert plus_minus(0.32491, 0.00117) == "0.3249 ± 0.0012"
-    assert plus_minus(123.4, 20.0) == "123 ± 20"
-    assert plus_minus(1.2345e-5, 3.1e-7) == "(1.234 ± 0.031)e-05"
-    assert plus_minus(2.5e7, 1e6) == "(2.50 ± 0.10)e+07"
-    assert (plus_minus(0.25), plus_minus(3.0, 0.0), plus_minus(np.nan, 1.0)) == ("0.25", "3", "-")

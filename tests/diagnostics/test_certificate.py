@@ -40,13 +40,6 @@ def correct_run(correct_runs) -> pl.Result:
     return toy.chains_of(correct_runs, [0, 1])
 
 
-@pytest.fixture(scope="module")
-def short_run() -> pl.Result:
-    """A gradient variance measured every 24 steps."""
-    sampler = toy.sampler(refresh_every=24, warmup_refreshes=0, max_refresh_interval=24)
-    return toy.run(sampler, num_steps=360)
-
-
 def test_correct_runs_pass(correct_runs):
     certificates = [pl.certificate(toy.chains_of(correct_runs, [2 * seed, 2 * seed + 1])) for seed in range(NUM_SEEDS)]
     assert [c.verdict for c in certificates] == [Verdict.PASSED] * NUM_SEEDS
@@ -182,11 +175,7 @@ def test_distant_temperatures_are_undecided_with_a_remedy_and_do_not_count(corre
     assert certificate.passed
 
 
-def test_lines_that_a_sampler_does_not_have_are_left_out():
-    sampler = pl.full_batch_langevin(toy.POTENTIAL, toy.dataset(), time_step=0.2, momentum_retention=0.9)
-    names = {line.name for line in pl.certificate(toy.run(sampler, num_steps=1_200)).lines}
-    assert "kinetic temperature" in names
-    assert not any(name.startswith(("acceptance", "ensemble")) for name in names)
+def test_lines_that_an_optimiser_does_not_have_are_left_out():
     training = pl.sample(pl.adam(toy.POTENTIAL, toy.dataset()), toy.weights(), num_steps=100, key=0)
     lines = pl.certificate(training).lines
     assert {line.temperature for line in lines} == {None}
@@ -200,8 +189,6 @@ def test_a_certificate_can_be_printed_and_stored(correct_run):
     assert len(text.splitlines()) <= 30
     assert len(certificate.to_text(verbose=True).splitlines()) > len(certificate.lines)
     assert certificate.advice == ""
-    assert "kinetic temperature" in text
-    assert all(letter.isascii() or letter in "±²" for letter in text)
     stored = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
     assert stored["passed"] is True
     assert len(stored["lines"]) == len(certificate.lines)
@@ -220,15 +207,9 @@ def test_one_chain_at_one_temperature_is_enough_and_its_acceptance_is_judged(cor
     assert sum("two chains" in note or "two temperatures" in note for note in certificate.notes) == 2
 
 
-@pytest.mark.parametrize("wrong", [{"tolerance": 0}, {"burn_in": 1.0}, {"noise_draws": 10}, {"layer_tolerance": "x"}])
-def test_bad_arguments_are_named(correct_run, wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        pl.certificate(correct_run, **wrong)
-
-
-def test_a_part_of_the_examples_is_not_enough_to_pass(short_run):
+def test_a_part_of_the_examples_is_not_enough_to_pass():
     options: dict[str, Any] = {"num_steps": 24, "record_every": 2, "observe_examples": 10, "key": 0}
-    partial = pl.sample(short_run.sampler, toy.weights(), temperatures=[toy.TEMPERATURE], **options)
+    partial = pl.sample(toy.sampler(), toy.weights(), temperatures=[toy.TEMPERATURE], **options)
     certificate = pl.certificate(partial)
     names = {line.name for line in certificate.lines}
     assert not any(name.startswith(("virial", "ensemble")) for name in names)
@@ -239,14 +220,15 @@ def test_a_part_of_the_examples_is_not_enough_to_pass(short_run):
 
 
 @pytest.mark.parametrize(("warmup_moves", "retained"), [(0, 10), (15, 5), (20, 0)])
-def test_the_warm_up_of_a_metropolis_chain_is_discarded(short_run, warmup_moves, retained):
+def test_the_warm_up_of_a_metropolis_chain_is_discarded(correct_run, warmup_moves, retained):
     settings = {"time_step": 0.1, "num_leapfrog_steps": 2, "warmup_moves": warmup_moves}
     sampler = pl.hybrid_monte_carlo(toy.POTENTIAL, toy.dataset(), **settings)
-    noisy = [name for name in short_run.trace if name.endswith("temperature_ratio")]
-    trace = short_run.trace.drop_vars(noisy).isel(draw=slice(0, 20))
-    result = replace(short_run, sampler=sampler, trace=trace.assign_coords(step=("draw", np.arange(1, 21))))
+    noisy = [name for name in correct_run.trace if name.endswith("temperature_ratio")]
+    trace = correct_run.trace.drop_vars(noisy).isel(draw=slice(0, 20))
+    result = replace(correct_run, sampler=sampler, trace=trace.assign_coords(step=("draw", np.arange(1, 21))))
     certificate = pl.certificate(result)
-    means = [line.value for line in certificate.lines if line.name == "kinetic temperature" and line.chain == 0]
+    first = [line for line in certificate.lines if (line.temperature, line.chain) == (toy.TEMPERATURE, 0)]
+    means = [line.value for line in first if line.name == "kinetic temperature"]
     if retained:
         kinetic = result.trace["kinetic_temperature"].values[0, 0, -retained:] / toy.TEMPERATURE
         assert means == [pytest.approx(kinetic.mean())]
@@ -353,16 +335,17 @@ def test_gradients_and_energies_are_computed_from_a_potential():
     assert "predicted bias of the loss" in values
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_bad_arguments_and_samples_are_named(correct_run):
+    for wrong in ({"tolerance": 0}, {"burn_in": 1.0}, {"noise_draws": 10}, {"layer_tolerance": "x"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            pl.certificate(correct_run, **wrong)
+    samples = gaussian()
+    for changes, message in (
         ({"weights": None}, "weights"),
         ({"gradients": None}, "gradients is missing"),
         ({"gradients": {"a": np.zeros((4, 7, 10)), "b": np.zeros((4, 7, 30))}}, "leading axes"),
         ({"temperature": -1.0}, "temperature"),
         ({"potential": toy.POTENTIAL}, "dataset is missing"),
-    ],
-)
-def test_bad_samples_are_named(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        pl.certificate(**(gaussian() | wrong))
+    ):
+        with pytest.raises(ValueError, match=message):
+            pl.certificate(**(samples | changes))

@@ -49,9 +49,9 @@ CHAINS: dict[str, Any] = {"temperatures": [1e-3, 4e-3], "num_chains": 2}
 
 
 def test_kept_weights_and_a_timed_run_give_the_same_displacements():
-    result = pl.sample(SAMPLER, toy.weights(), **CHAINS, num_steps=48, record_every=4, keep_weights_every=2, key=0)
+    result = pl.sample(SAMPLER, toy.weights(), **CHAINS, num_steps=52, record_every=4, keep_weights_every=2, key=0)
     found = diffusion(result, seconds_per_step=0.5)
-    assert found.steps[0] == 8
+    assert found.steps[0] == 8  # the last of the thirteen records is left over
     assert found.seconds[0] == 4.0
     leaves = [np.asarray(leaf).reshape(2, 2, 6, -1) for leaf in jax.tree.leaves(result.samples)]
     flat = np.concatenate(leaves, axis=-1)  # (temperature, chain, draw, weight)
@@ -70,12 +70,6 @@ def test_kept_weights_and_a_timed_run_give_the_same_displacements():
     np.testing.assert_allclose(timed.observables["loss"][:, 0], recorded[:, 3], rtol=1e-6)
     with pytest.raises(ValueError, match="keep_weights_every"):
         diffusion(pl.Result(result.trace, result.weights, None, result.states, SAMPLER))
-
-
-def test_kept_weights_have_the_right_steps_where_records_are_left_over():
-    result = pl.sample(SAMPLER, toy.weights(), **CHAINS, num_steps=44, record_every=4, keep_weights_every=4, key=0)
-    assert jax.tree.leaves(result.samples)[0].shape[2] == 2  # of eleven records, the fourth and the eighth
-    assert diffusion(result).steps.tolist() == [16]
 
 
 def test_a_timed_run_starts_after_the_first_refresh_and_ends_with_a_chain_that_fails():

@@ -38,28 +38,27 @@ def test_a_mixture_of_gaussians():
     assert values.negative_log_likelihood([0.0, 3.0]) == pytest.approx(-np.mean(np.log(density)))
 
 
-def test_predictions_do_not_depend_on_the_chunk_size(small_task):
-    members = jax.tree.map(lambda w: jnp.stack([w, 2 * w]), small_task.weights)
-    whole = predict(small_task.potential, members, small_task.test.inputs)
-    pieces = predict(small_task.potential, members, small_task.test.inputs, chunk_size=77)
+def test_predictions_do_not_depend_on_the_chunk_size(linear_task):
+    members = jnp.stack([linear_task.weights, 2 * linear_task.weights])
+    whole = predict(linear_task.potential, members, linear_task.test.inputs)
+    pieces = predict(linear_task.potential, members, linear_task.test.inputs, chunk_size=77)
     assert isinstance(whole, ClassPredictions)
     assert isinstance(pieces, ClassPredictions)
     assert whole.probabilities.shape == (2, 300, 4)
     np.testing.assert_allclose(whole.probabilities, pieces.probabilities, rtol=1e-6)
-    logits = small_task.network.apply(small_task.weights, small_task.test.inputs)
+    logits = linear_task.test.inputs @ linear_task.weights
     np.testing.assert_allclose(whole.probabilities[0], jax.nn.softmax(logits), rtol=1e-4)
 
 
-def test_bad_input_is_named(small_task):
-    members = jax.tree.map(lambda w: w[None], small_task.weights)
-    with pytest.raises(ValueError, match=r"inputs of shape \(3, 7\) do not fit the network"):
-        predict(small_task.potential, members, np.ones((3, 7)))
-    silent = pl.Potential(lambda w, batch: jnp.zeros(batch[0].shape[0]))
-    with pytest.raises(ValueError, match="class_scores"):
-        predict(silent, jnp.zeros((1, 2)), np.zeros((3, 2)))
-    line = pl.regression(lambda w, x: x @ w)
-    with pytest.raises(ValueError, match="noise_variance"):
-        predict(line, jnp.zeros((1, 2)), np.zeros((3, 2)))
+def test_bad_input_is_named(linear_task):
+    silent, line = pl.Potential(lambda w, batch: jnp.zeros(batch[0].shape[0])), pl.regression(lambda w, x: x @ w)
+    for potential, members, width, message in (
+        (linear_task.potential, linear_task.weights[None], 7, r"inputs of shape \(3, 7\) do not fit the network"),
+        (silent, jnp.zeros((1, 2)), 2, "class_scores"),
+        (line, jnp.zeros((1, 2)), 2, "noise_variance"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predict(potential, members, np.ones((3, width)))
     values = predict(line, jnp.ones((1, 2)), np.ones((3, 2)), noise_variance=1.0)
     with pytest.raises(ValueError, match=r"predictions \(3,\)"):
         values.negative_log_likelihood([1.0])

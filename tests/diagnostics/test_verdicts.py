@@ -26,10 +26,11 @@ def test_few_samples_raise_no_false_alarms(true_samples):
     assert failed <= 6
 
 
-def test_the_rule_at_its_limits():
-    def verdict(value, error, **more):
-        return Measurement("toy", value, error, 0.0, 0.1, **more).verdict(10)[0]
+def verdict(value, error, **more):
+    return Measurement("toy", value, error, 0.0, 0.1, **more).verdict(10)[0]
 
+
+def test_the_rule_at_its_limits():
     assert verdict(0.05, 0.01) is Verdict.PASSED
     assert verdict(0.2, 0.01) is Verdict.FAILED
     assert verdict(-0.2, 0.01, side="above") is Verdict.PASSED
@@ -45,13 +46,10 @@ def test_the_rule_at_its_limits():
 
 
 def test_an_own_bound_decides_about_a_pass_and_an_own_p_value_about_a_failure():
-    def verdict(value, bound, p_value):
-        return Measurement("toy", value, 0.01, 0.0, 0.1, bound=bound, p_value=p_value).verdict(10)[0]
-
-    assert verdict(0.05, 0.09, 1.0) is Verdict.PASSED
-    assert verdict(0.05, 0.11, 1.0) is Verdict.UNDECIDED
-    assert verdict(0.2, 0.3, 1e-4) is Verdict.FAILED
-    assert verdict(0.2, 0.3, 0.01) is Verdict.UNDECIDED
+    assert verdict(0.05, 0.01, bound=0.09, p_value=1.0) is Verdict.PASSED
+    assert verdict(0.05, 0.01, bound=0.11, p_value=1.0) is Verdict.UNDECIDED
+    assert verdict(0.2, 0.01, bound=0.3, p_value=1e-4) is Verdict.FAILED
+    assert verdict(0.2, 0.01, bound=0.3, p_value=0.01) is Verdict.UNDECIDED
 
 
 def test_the_time_of_a_longer_run_and_records_that_are_too_rare():

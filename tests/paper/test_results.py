@@ -12,7 +12,6 @@ from pseudolangevin.diagnostics.averages import Average
 from pseudolangevin.paper.results import (
     Reproduction,
     published_average,
-    published_numbers,
     rise,
     row,
 )
@@ -32,7 +31,6 @@ RESULTS = [p for p in sorted(Path(__file__).parents[2].glob("paper/results/*.jso
         (True, 1.05, {"published": 1.0, "scaled": 1.04, "tolerance": 0.02, "relative": True}),
         (True, Average(1.4, 0.1, 5), {"at_least": 1.4}),
         (False, 1.3, {"at_least": 1.4}),
-        (False, math.nan, {}),
         (False, math.nan, {"tolerance": 1.0}),
         (False, math.inf, {"at_least": 0.0}),
     ],
@@ -43,23 +41,15 @@ def test_a_row_passes_within_its_tolerance(passes, measured, options):
     assert (found.reason is None) == passes
 
 
-def test_a_row_has_its_tolerance_limit_and_reason():
+def test_a_row_has_its_tolerance_and_limit():
     found = row("x", 210.0, published=200.0, scaled=208.0, tolerance=0.05, relative=True)
     assert (found.published, found.published_scaled, found.tolerance) == (200.0, 208.0, pytest.approx(10.4))
-    found = row("x", 5.0, published=math.nan, tolerance=0.03, relative=True)
-    assert (found.published, found.published_scaled, found.tolerance, found.standard_error) == (None,) * 4
     assert row("gain", 1.3, at_least=1.4).quantity == "gain (at least 1.4)"
-    assert row("x", 2.0, tolerance=1.0, reason="too short").reason == "too short"
-    assert "There is no value" in str(row("x", math.nan, reason="too short").reason)
 
 
 def test_published_numbers_are_those_of_the_paper():
     assert published_average(11_160, "hMC", 3e-5, "loss") == 0.324192
-    assert published_average(11_160, "pL", 1e-6, "squared_norm") == 247.560
-    assert published_average(1_006_110, "pL", 3e-7, "error") == 0.110391
-    assert published_average(1_006_110, "pL", 3e-7, "gradient_variance") == 2.10e-10
     assert published_average(101_610, "pL", 5e-8, "test_error", ["fashion"]) == 0.1926
-    assert published_numbers("noise")["draws"] == 250
     for unknown in ((11_160, "pL", 2e-6), (11_161, "pL", 1e-6), (1_006_110, "hMC", 3e-7)):
         assert math.isnan(published_average(*unknown, "loss"))
 
@@ -92,13 +82,8 @@ def test_files_hold_rows_parts_and_provenance(tmp_path):
     expected = {"average": average, "array": [0, 1], "unknown": None, "third": 0.3333333}
     content = json.loads((tmp_path / "name.json").read_text())
     assert content["parts"]["part"]["value"] == expected
-    names = ["quantity", "published", "published_scaled", "measured", "standard_error", "tolerance", "passed", "reason"]
-    assert list(content["rows"][1]) == names
-    assert content["rows"][1]["measured"] is None
-    assert content["rows"][1]["passed"] is False
-    assert list(content["provenance"]) == ["device", "versions", "seed", "settings", "seconds", "parts_left"]
+    assert (content["rows"][1]["measured"], content["rows"][1]["passed"]) == (None, False)
     assert content["provenance"]["settings"] == {"seed": 3, "sizes": [1, 2.5], "unknown": None}
-    assert not all(r.passed for r in made.rows)
     assert "FAILS  b" in str(made)
     again = Reproduction("name", "smoke", figure, tmp_path)
     again.measure("part", 1.0, lambda: pytest.fail("it is in the file"))

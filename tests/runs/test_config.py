@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import pairwise
 
 import jax
 import numpy as np
@@ -21,15 +20,7 @@ REQUIRED = {
     "minibatch_hybrid_monte_carlo": "time_step = 0.1\nnum_leapfrog_steps = 5",
 }
 TINY = "[task]\nnum_train = 40\nnum_test = 8\ndimension = 4\nnum_classes = 2\n[network]\nsizes = [4, 2]\n"
-
-
-def test_default_is_the_papers_small_network():
-    settings = config.parse("")
-    sizes = settings.network.sizes
-    assert sum((a + 1) * b for a, b in pairwise(sizes)) == 11_160
-    assert settings.task.num_train == 55_800
-    assert settings.potential.weight_decay == 10.0611
-    assert settings.sampler.name == next(iter(SAMPLERS))
+MANY_CHAINS = "num_chains = 100000\n" + TINY.replace("= 40", "= 20000").replace("[4, 2]", "[4, 400, 2]")
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -59,14 +50,6 @@ def test_printed_configuration_explains_itself_and_round_trips():
     assert set(text) - {chr(code) for code in range(128)} <= set("±²")
 
 
-def test_a_printed_configuration_to_edit_leaves_the_interval_between_records_open():
-    settings = config.parse("", to_edit=True)
-    text = config.to_toml(settings)
-    assert "\n# record_every =" in text
-    assert config.parse(text, to_edit=True) == settings
-    assert "\nrecord_every = 90000 " in config.to_toml(config.parse("num_steps = 90000\nrecord_every = 90000"))
-
-
 def test_weight_decay_by_tensor_and_the_interval_between_records():
     text = TINY + '[potential]\nweight_decay = { "*.bias" = 0, "*" = 5.0 }\n[start]\nkind = "random"'
     settings = config.parse(text)
@@ -80,9 +63,10 @@ def test_weight_decay_by_tensor_and_the_interval_between_records():
         build(config.parse(text.replace('"*" = 5.0', '"layer1.bias" = 5.0')))
 
 
-def test_overrides():
+def test_overrides_and_the_default_network_of_the_paper():
     settings = config.parse("num_steps = 400", ["sampler.batch_size=1024", "temperatures=[1e-4]", "task.seed = 3"])
     assert (settings.sampler.batch_size, settings.temperatures, settings.task.seed) == (1024, [1e-4], 3)
+    assert (settings.network.sizes, settings.task.num_train) == ([100, 50, 100, 10], 55_800)
     assert config.parse("", ["sampler.name=adam"]).temperatures is None
 
 
@@ -94,22 +78,14 @@ def test_overrides():
             r"sampler.batchsize = 3: not a key of name = 'balanced_langevin'; did you mean sampler.batch_size\?",
         ),
         ("batch_size = 4", r"^batch_size = 4: not a key; did you mean sampler.batch_size\?"),
-        ("[network]\nnum_steps = 4", r"network.num_steps = 4: not a key; did you mean num_steps\?"),
         ("[network]\nqqq = 4", "network.qqq = 4: not a key; see `pseudolangevin sample --print-config`"),
         ("[sampler]\nname = 'adm'", r"sampler.name = 'adm': unknown; did you mean adam\?"),
-        (
-            "[sampler]\nname = 'adam'\nmass_floor = 0.1",
-            "sampler.mass_floor = 0.1: not a key of name = 'adam'",
-        ),
         ("sampler = 3", "sampler = 3: must be a table"),
-        ("[sampelr]\nbatch_size = 3\nname = 'adam'", r"^sampelr = .*: not a key; did you mean sampler\?$"),
         ("num_steps = true", "num_steps = True: must be a valid integer; it is: steps of every chain"),
         ("temperatures = [1e-5, nan]", r"temperatures\[1\] = nan: must be a finite number"),
         ("[sampler]\nname = 'full_batch_langevin'", "sampler.time_step is missing"),
         ("[sampler]\nprecision = 'exact'", "sampler.precision = 'exact': must be 'default', 'high'"),
-        ("[sampler]\nvariance_examples = 100000000000000000000", "must be less than or equal to 2147483647"),
         ("[potential]\nweight_decay = nan", "potential.weight_decay = nan: must be a finite number of at least 0"),
-        ("[potential]\nweight_decay = {'*' = -1}", "must be a finite number of at least 0, or a table"),
         ("[task]\nkind = 'files'\ninputs = 'x.npy'", "task: give either file = .*, or inputs = "),
         ("x", "is not valid TOML"),
     ],
@@ -121,16 +97,13 @@ def test_errors_name_key_value_and_remedy(text, line):
     assert "\n" not in caught.value.lines[0]
 
 
-def test_every_error_has_its_line():
+def test_every_error_has_its_line_and_a_bad_override_is_named():
     with pytest.raises(ConfigError) as caught:
         config.parse("seed = -1\nnum_chains = 0\n[network]\nsizes = [3]")
     assert [line.split()[0] for line in caught.value.lines] == ["num_chains", "seed", "network.sizes"]
-
-
-@pytest.mark.parametrize("override", ["a b=3", "num_steps.x=3", "num_steps=", "temperatures=[1e-5", "num_steps", "=3"])
-def test_bad_overrides(override):
-    with pytest.raises(ConfigError, match="--set"):
-        config.parse("num_steps = 200", [override])
+    for override in ("a b=3", "num_steps.x=3", "num_steps=", "temperatures=[1e-5", "num_steps", "=3"):
+        with pytest.raises(ConfigError, match="--set"):
+            config.parse("num_steps = 200", [override])
 
 
 @pytest.mark.parametrize(
@@ -138,10 +111,7 @@ def test_bad_overrides(override):
     [
         ("[task]\nnum_train = 2000000000\ndimension = 2000000000", "need about .* GB, and this machine has"),
         ("[network]\nsizes = [100, 2000000000, 10]", "network.sizes, num_chains and temperatures need about"),
-        (
-            "num_chains = 100000\n" + TINY.replace("= 40", "= 20000").replace("[4, 2]", "[4, 400, 2]"),
-            r"num_chains.* need about .*; (choose fewer|make them smaller)",
-        ),
+        (MANY_CHAINS, r"num_chains.* need about .*; make them smaller"),
         (
             TINY + "[sampler]\nname = 'pseudo_langevin'\ntemperature_ratio = 0.7",
             "sampler: temperature_ratio = 0.7 exceeds",
@@ -167,79 +137,77 @@ def test_what_does_not_fit_together_is_rejected_before_anything_runs(text, line)
         build(config.parse(text + ("" if "[start]" in text else "\n[start]\nkind = 'random'")))
 
 
-TARGETS = "targets = 'y.npy'\ntest_targets = 'y.npy'"
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(8, 4)).astype(np.float32), rng.integers(0, 2, 8)
+    np.savez(tmp_path / "train.npz", inputs=inputs, targets=targets, test_inputs=inputs, test_targets=targets)
+    np.save(tmp_path / "x.npy", inputs)
+    np.save(tmp_path / "x2.npy", inputs)
+    np.save(tmp_path / "y.npy", targets)
+    return inputs, targets
 
 
-class TestOwnData:
-    @pytest.fixture
-    def data(self, tmp_path):
-        rng = np.random.default_rng(0)
-        inputs, targets = rng.normal(size=(20, 4)).astype(np.float32), rng.integers(0, 2, 20)
-        np.savez(tmp_path / "train.npz", inputs=inputs, targets=targets)
-        np.save(tmp_path / "x.npy", inputs[:8])
-        np.save(tmp_path / "y.npy", targets[:8])
-        np.save(tmp_path / "x2.npy", inputs[:8])
-        return inputs, targets
+def build_of_files(folder, task: str):
+    """Build a run of a configuration in this folder, whose data are files."""
+    rest = "[network]\nsizes = [4, 2]\n[start]\nkind = 'random'\n"
+    (folder / "run.toml").write_text(f"[task]\nkind = 'files'\n{task}\n{rest}")
+    return build(config.read(folder / "run.toml")).run
 
-    def settings(self, tmp_path, task: str):
-        (tmp_path / "run.toml").write_text(
-            f"[task]\nkind = 'files'\n{task}\n[network]\nsizes = [4, 2]\n[start]\nkind = 'random'\n"
-        )
-        return config.read(tmp_path / "run.toml")
 
-    @pytest.mark.parametrize("text", ["file = 'train.npz'", "inputs = 'x.npy'\ntargets = 'y.npy'"])
-    def test_files_relative_to_the_configuration(self, tmp_path, data, text):
-        inputs, targets = (array[:8] for array in data)
-        np.savez(tmp_path / "train.npz", inputs=inputs, targets=targets, test_inputs=inputs, test_targets=targets)
-        more = "\ntest_inputs = 'x2.npy'\ntest_targets = 'y.npy'" if "npy" in text else ""
-        run = build(self.settings(tmp_path, text + more)).run
-        assert run.test is not None
-        for dataset in (run.sampler.dataset, run.test):
-            assert np.array_equal(dataset.inputs, inputs)
-            assert np.array_equal(dataset.targets, targets)
+ARRAYS = "inputs = 'x.npy'\ntargets = 'y.npy'"
+TESTS = "test_inputs = 'x2.npy'\ntest_targets = 'y.npy'"
 
-    def test_pickles_are_never_read(self, tmp_path, data):
-        np.save(tmp_path / "x.npy", np.array([{"a": 1}], object), allow_pickle=True)
-        np.savez(tmp_path / "train.npz", inputs=np.array([print], object), targets=np.zeros(1))
-        for text in ("inputs = 'x.npy'\ntargets = 'y.npy'", "file = 'train.npz'"):
-            with pytest.raises(ConfigError, match=r"not a valid .* file of plain numbers"):
-                build(self.settings(tmp_path, text))
 
-    @pytest.mark.parametrize(
-        ("text", "line"),
-        [
-            ("file = 'x.npy'", "must have the arrays .*; it has one array"),
-            ("inputs = 'train.npz'\ntargets = 'y.npy'", "is an .npz archive"),
-            ("inputs = 'x.npy'\ntargets = 'train.toml'", "cannot be read"),
-            ("inputs = 'x.npy'\ntargets = 'run.toml'", "not a valid"),
-            ("inputs = 'y.npy'\ntargets = 'y.npy'", "task and network"),
-            ("file = 'other.npz'", "must have the arrays .*; it has a"),
-            ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a valid"),
-            ("file = 'cut.npz'", "not a valid"),
-            ("file = '.'", "cannot be read"),
-            ("file = 'half.npz'", "both or neither .*; it has inputs, targets, test_inputs"),
-            (f"inputs = 'x.npy'\ntest_inputs = 'x.npy'\n{TARGETS}", "test_inputs = .* is the training set"),
-        ],
-    )
-    def test_bad_files(self, tmp_path, data, text, line):
-        np.savez(tmp_path / "other.npz", a=np.zeros(3))
-        np.savez(tmp_path / "half.npz", inputs=data[0], targets=data[1], test_inputs=data[0][:5])
-        for name in ("x.npy", "train.npz"):
-            content = (tmp_path / name).read_bytes()
-            (tmp_path / name.replace("x.", "cut.").replace("train.", "cut.")).write_bytes(content[: len(content) // 2])
-        with pytest.raises(ConfigError, match=line):
-            build(self.settings(tmp_path, text))
+@pytest.mark.parametrize("text", ["file = 'train.npz'", f"{ARRAYS}\n{TESTS}"])
+def test_files_are_relative_to_the_configuration(tmp_path, data, text):
+    run = build_of_files(tmp_path, text)
+    assert run.test is not None
+    for dataset in (run.sampler.dataset, run.test):
+        assert np.array_equal(dataset.inputs, data[0])
+        assert np.array_equal(dataset.targets, data[1])
+
+
+def test_pickles_are_never_read(tmp_path, data):
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    np.savez(tmp_path / "train.npz", inputs=np.array([print], object), targets=np.zeros(1))
+    for text in (ARRAYS, "file = 'train.npz'"):
+        with pytest.raises(ConfigError, match=r"not a valid .* file of plain numbers"):
+            build_of_files(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("file = 'x.npy'", "must have the arrays .*; it has one array"),
+        ("inputs = 'train.npz'\ntargets = 'y.npy'", "is an .npz archive"),
+        ("inputs = 'x.npy'\ntargets = 'no.npy'", "cannot be read"),
+        ("inputs = 'y.npy'\ntargets = 'y.npy'", "task and network"),
+        ("inputs = 'cut.npy'\ntargets = 'y.npy'", "not a valid"),
+        ("file = 'cut.npz'", "not a valid"),
+        ("file = '.'", "cannot be read"),
+        ("file = 'half.npz'", "both or neither .*; it has inputs, targets, test_inputs"),
+        (f"{ARRAYS}\n{TESTS.replace('x2', 'x')}", "test_inputs = .* is the training set"),
+    ],
+)
+def test_bad_files(tmp_path, data, text, line):
+    np.savez(tmp_path / "half.npz", inputs=data[0], targets=data[1], test_inputs=data[0][:5])
+    for whole, part in (("x.npy", "cut.npy"), ("train.npz", "cut.npz")):
+        content = (tmp_path / whole).read_bytes()
+        (tmp_path / part).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ConfigError, match=line):
+        build_of_files(tmp_path, text)
 
 
 def test_each_chain_starts_for_itself_and_adam_trains_it():
-    text = TINY + "[start]\nnum_steps = 50\nbatch_size = 10\nlearning_rate = 0.01\ncandidates = 1\n"
-    text = text.replace("sizes = [4, 2]", "sizes = [4, 2]\noutput_activation = 'identity'")
-    trained = build(config.parse(text)).starting_weights()
+    text = TINY.replace("sizes = [4, 2]", "sizes = [4, 2]\noutput_activation = 'identity'")
+    text += "[start]\nnum_steps = 50\nbatch_size = 10\nlearning_rate = 0.01\ncandidates = 1\n"
+    experiment = build(config.parse(text))
+    trained = experiment.starting_weights()
     random = build(config.parse(text, ["start={kind='random'}"])).starting_weights()
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(trained)} == {(1, 2)}
     kernels = np.asarray(random["layer1"]["kernel"][0])
     assert not np.array_equal(kernels[0], kernels[1])
-    experiment = build(config.parse(text))
     for chain in range(2):
         before, after = (jax.tree.map(lambda w, c=chain: w[0, c], start) for start in (random, trained))
         energy, batch = experiment.run.sampler.potential.energy, experiment.run.sampler.dataset.batch

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from pseudolangevin.diagnostics.certificate import Certificate
-from pseudolangevin.runs.folder import RunFolderError
-from pseudolangevin.runs.report import Charts, number, pretty, report_html, summary_figure, write_report
+from pseudolangevin.runs.report import report_html, summary_figure, write_report
 
 from .report_data import HOSTILE, full_page, make_certificate, make_result, make_trace
 
 FEW = make_trace()[["loss", "status"]]
-FACTS_SHOWN = [
-    "Certificate failed",
-    "1 passed, 1 failed, 1 undecided",
-    "drift of U",
-    "R-hat needs two chains",
-    "0:01:15",
-]
-FACTS_SHOWN += ["Chain 1 at T = 1.732×10⁻⁵ stopped before step 7550", "last 150 of 200 records"]
+FACTS_SHOWN = ["Certificate failed", "1 passed, 1 failed, 1 undecided", "R-hat needs two chains", "0:01:15"]
+FACTS_SHOWN += ["Chain 1 at T = 1.732×10⁻⁵ stopped before step 7550", "last 150 of 200 records", "2026-01-02T10:00"]
 FACTS_SHOWN += ["refresh interval (steps)", "sum of the squared weights", "kinetic temperature / T", "0.10.2"]
 
 
@@ -79,14 +68,6 @@ def test_a_full_page_has_every_section_in_order() -> None:
     ]
     for fact in FACTS_SHOWN:
         assert fact in parser.text
-
-
-def test_resumptions_are_rows_of_what_changed() -> None:
-    rows = re.findall(r'<th scope="row">(\w+)</th><td>(.*?)</td>', full_page().split("<caption>resumption 1")[1])
-    assert rows == [("started", "2026-01-02T10:00"), ("from_step", "2000")]
-    assert "{" not in Parser(full_page()).text
-    never: list[Any] = [[], 5, None]
-    assert not any("resum" in parse(FEW, provenance={"resumed": resumed}).text for resumed in never)
 
 
 def test_nothing_is_loaded_or_run() -> None:
@@ -156,20 +137,6 @@ def test_many_temperatures_and_long_traces_stay_small() -> None:
     assert min(heights) < np.median(heights) - 100  # an excursion of one record is not lost
 
 
-def test_averages_of_few_effective_samples_are_hollow() -> None:
-    trace = make_trace(2, 2, 200)
-    trace["loss"].values[0] = np.random.default_rng(2).normal(size=(2, 200)).cumsum(axis=1)
-    before = trace.copy(deep=True)
-    figure = Figure()
-    Charts(trace, 0.5).draw_average(figure.subplots(), "loss")
-    *_, every, hollow = figure.axes[0].lines
-    np.testing.assert_array_equal(every.get_xdata(), trace["temperature"])
-    np.testing.assert_array_equal(hollow.get_xdata(), trace["temperature"][:1])
-    assert hollow.get_markerfacecolor() == "#ffffff"
-    assert re.search(r">loss</th>\s*<td>○ .*</td>\s*<td>\d", report_html(make_result(trace[["loss", "status"]])))
-    xr.testing.assert_identical(trace, before)
-
-
 def test_verdicts_and_dots() -> None:
     headings = {(): "Undecided", ("passed",): "Certificate passed", ("passed", "failed"): "Certificate failed"}
     for verdicts, heading in headings.items():
@@ -178,12 +145,6 @@ def test_verdicts_and_dots() -> None:
         assert re.findall(r'class="dot (\w+)"', page) == list(verdicts)
         assert ("1.0020 ± 0.0030" in page) == bool(verdicts)
     assert "No certificate was computed" in report_html(make_result(FEW))
-
-
-def test_numbers() -> None:
-    values = [3e-5, 1e-5, 0.25, 11_160, -2.5e-7, float("nan"), 1e20]
-    assert [number(value) for value in values] == ["3×10⁻⁵", "10⁻⁵", "0.25", "11\u202f160", "−2.5×10⁻⁷", "—", "10²⁰"]
-    assert pretty("(1.234 ± 0.031)e-05") == "(1.234 ± 0.031)×10⁻⁵"
 
 
 def test_write_report_of_a_folder(finished: Path, tmp_path: Path) -> None:
@@ -197,26 +158,10 @@ def test_write_report_of_a_folder(finished: Path, tmp_path: Path) -> None:
     assert list(run.glob("*.partial")) == []
 
 
-def test_write_report_rejects_folders_without_records(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="is not a folder"):
-        write_report(tmp_path / "nothere")
-    shutil.copy(finished / "config.toml", tmp_path)
-    with pytest.raises(RunFolderError, match="has no records yet; continue it with `pseudolangevin resume"):
-        write_report(tmp_path)
-
-
 def test_summary_picture() -> None:
-    before = dict(mpl.rcParams)
     figure = summary_figure(make_trace())
-    assert dict(mpl.rcParams) == before
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "|w|²", "error"] * 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["T = 10⁻⁵", "T = 3×10⁻⁵"]
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=50)
-    stream.seek(0)
-    pixels, edge = imread(stream)[..., :3], 3
-    assert pixels.std() > 0.05
-    assert min(pixels[:edge].min(), pixels[-edge:].min(), pixels[:, :edge].min(), pixels[:, -edge:].min()) == 1.0
     assert len(summary_figure(make_trace(1, 1, 1)[["loss", "status"]]).axes) == 2
     with pytest.raises(ValueError, match="record loss, squared_norm or error"):
         summary_figure(make_trace()[["margin", "status"]])

@@ -65,14 +65,3 @@ def test_every_chart_is_drawn_and_nothing_overflows(tmp_path: Path, width: int, 
         assert figure["labels"] >= 5, figure
         assert figure["outside"] == 0, figure
         assert figure["colour"] == ("rgb(160, 167, 179)" if scheme == "dark" else "rgb(92, 99, 110)")
-
-
-def test_print_contains_the_folded_tables(tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    sizes = []
-    for style in ("", "<style>details { display: none; }</style>"):
-        page.write_text(full_page().replace("</head>", f"{style}</head>"), encoding="utf-8")
-        run(tmp_path, f"--print-to-pdf={tmp_path / 'report.pdf'}", page.as_uri())
-        sizes.append((tmp_path / "report.pdf").stat().st_size)
-    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
-    assert sizes[0] > sizes[1] + 1_000
