@@ -1,5 +1,7 @@
 """The potential against plain NumPy: losses, regularisers, subsets of the tensors."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,6 @@ def test_groups_with_their_own_decay(small_task):
         ({"*": -1.0}, "negative"),
         ({"*": "much"}, "not a finite number"),
         ({}, "map patterns to numbers"),
-        ({1: 2.0}, "map patterns to numbers"),
     ],
 )
 def test_bad_groups_are_rejected(small_task, decay, message):
@@ -104,16 +105,15 @@ def test_next_token():
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (np.asarray([[1, 2], [4, 0]]), "label 4, out of range for 4 outputs"),
-        (np.asarray([[1, 2], [-2, 0]]), "label -2, out of range"),
-        (np.asarray([[1.0, 2.0], [0.0, 0.0]]), "cast with"),
-        (np.asarray([1, 2]), r"targets has .* shape .*integer labels of shape \(3, 2\)"),
+        ([[1, 2], [4, 0]], "label 4, out of range for 4 outputs"),
+        ([[1.0, 2.0], [0.0, 0.0]], "cast with"),
+        ([1, 2], r"targets has .* shape .*integer labels of shape \(3, 2\)"),
     ],
 )
 def test_bad_tokens_are_rejected(targets, message):
     potential = pl.next_token(lambda w, x: w[x])
     with pytest.raises(ValueError, match=message):
-        potential.check(jnp.zeros((4, 4)), pl.Dataset(np.zeros((2, 2), np.int32), targets))
+        potential.check(jnp.zeros((4, 4)), pl.Dataset(np.zeros((2, 2), np.int32), np.asarray(targets)))
 
 
 def test_inputs_and_targets_may_be_pytrees():
@@ -159,7 +159,8 @@ def test_the_energy_of_a_subset_is_that_of_the_full_network_up_to_a_constant(sma
 def test_a_subset_is_sampled_and_nothing_else_moves(small_task):
     part = pl.subset(small_task.potential, small_task.weights, "layer3.*")
     sampler = pl.full_batch_langevin(part.potential, small_task.train, time_step=0.1)
-    result = pl.sample(sampler, part.weights, temperatures=[1e-2], num_steps=20, record_every=10, key=0)
+    options: Any = {"temperatures": [1e-2], "num_steps": 4, "record_every": 2, "observe_examples": 1_000, "key": 0}
+    result = pl.sample(sampler, part.weights, **options)
     assert result.num_weights == 44
     assert result.weights["layer1"] == {"kernel": None, "bias": None}
     assert list(result.trace.layer.values) == ["bias", "kernel"]
