@@ -13,6 +13,8 @@ import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin.samplers import base
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 QUICK: dict[str, Any] = {"batch_size": 16, "variance_examples": 100}
 
 

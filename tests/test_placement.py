@@ -17,6 +17,8 @@ from pseudolangevin.placement import AXES, Placement, sharding, split_axis
 from tests.runs.small_runs import SMALL_RUN
 from tests.test_cli import assert_one_clear_line
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 MESH = Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1, 1), AXES)
 
 

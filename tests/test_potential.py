@@ -12,6 +12,8 @@ import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin.gradients import exact_energy, minibatch_gradient
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 
 def test_cross_entropy_error_and_regularizer(small_task):
     weights, batch = small_task.weights, small_task.train.batch

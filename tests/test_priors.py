@@ -11,6 +11,8 @@ import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin.gradients import exact_energy, exact_sums
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 DATA = pl.Dataset(np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32), np.zeros(40, np.float32))
 WEIGHTS = {"a": jnp.asarray([0.5, -1.0]), "b": {"c": jnp.asarray([[2.0, 0.1, -0.3]])}}
 

@@ -6,6 +6,8 @@ import pytest
 
 import pseudolangevin as pl
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 LINE = pl.Dataset(np.linspace(-1, 1, 20, dtype=np.float32), np.linspace(-1, 1, 20, dtype=np.float32))
 REGRESSION = pl.regression(lambda w, x: w["slope"] * x + w["offset"], prior=pl.gaussian(1.0))
 START = {"slope": jnp.zeros(()), "offset": jnp.zeros(())}

@@ -11,6 +11,8 @@ import pseudolangevin as pl
 from pseudolangevin.data import dataset as streamed
 from pseudolangevin.placement import Placement
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 
 @pytest.fixture
 def host(linear_task):

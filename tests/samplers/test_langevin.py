@@ -11,6 +11,8 @@ import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin import integrator, masses
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 RATIO, MAX_RATIO, T = 0.02, 0.2, 1e-3
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,

@@ -9,6 +9,8 @@ import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin.diagnostics import average
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 TEMPERATURES = [0.16, 0.08, 0.3, 0.6]  # in any order
 # A double well whose mini-batch gradients have noise.
 NOISE = pl.Dataset(np.linspace(-1, 1, 200, dtype=np.float32)[:, None], np.zeros(200, np.float32))
