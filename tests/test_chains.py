@@ -19,13 +19,13 @@ QUICK: dict[str, Any] = {"batch_size": 16, "variance_examples": 100}
 
 
 @pytest.fixture(scope="module")
-def langevin(small_task):
-    return pl.pseudo_langevin(small_task.potential, small_task.train, refresh_every=16, warmup_refreshes=1, **QUICK)
+def langevin(linear_task):
+    return pl.pseudo_langevin(linear_task.potential, linear_task.train, refresh_every=16, warmup_refreshes=1, **QUICK)
 
 
 @pytest.fixture(scope="module")
-def adam(small_task):
-    return pl.adam(small_task.potential, small_task.train, batch_size=16)
+def adam(linear_task):
+    return pl.adam(linear_task.potential, linear_task.train, batch_size=16)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1)])
@@ -39,11 +39,11 @@ def test_each_chain_may_have_its_own_start(linear_task, shape):
     np.testing.assert_allclose(states.temperature, [1e-4] * 3 + [1e-3] * 3)
 
 
-def test_programs_compiled_in_advance_are_those_of_the_run(langevin, small_task, monkeypatch, caplog):
+def test_programs_compiled_in_advance_are_those_of_the_run(langevin, linear_task, monkeypatch, caplog):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # there, they are compiled side by side
     monkeypatch.setattr(pl.pseudo_langevin, "block", 4)
     run = pl.Run(langevin, temperatures=[2e-4], num_chains=2)
-    states = run.start(small_task.weights, 0)
+    states = run.start(linear_task.weights, 0)
     with jax.log_compiles():  # in this thread: conversions, and compilations by calls
         assert len(list(run.records(states, stop=45, every=5, progress=False))) == 9
     messages = [record.getMessage() for record in caplog.records]
@@ -51,17 +51,17 @@ def test_programs_compiled_in_advance_are_those_of_the_run(langevin, small_task,
     assert found == [("conversion", name) for name in ("observe", "renew", "refresh", "segment", "segment")]
 
 
-def test_own_observables_and_on_record(langevin, small_task):
+def test_own_observables_and_on_record(langevin, linear_task):
     """A scalar and an array, recorded at the weights and examples of the other observables."""
 
     def scores(weights, dataset):
-        return small_task.network.apply(weights, dataset.inputs[:2])
+        return dataset.inputs[:2].astype(weights.dtype) @ weights
 
     own = {"norm": lambda w, d: jnp.sqrt(trees.squared_norm(w)), "scores": scores, "one": lambda w, d: 1}
     seen: list[pl.Record] = []
     options: dict[str, Any] = {"num_chains": 2, "num_steps": 6, "record_every": 2, "observe_examples": 50}
     options |= {"chunk_size": 33, "observables": own, "on_record": seen.append, "key": 0}
-    result = pl.sample(langevin, small_task.weights, temperatures=[1e-4, 1e-3], **options)
+    result = pl.sample(langevin, linear_task.weights, temperatures=[1e-4, 1e-3], **options)
     trace = result.trace
     assert trace["scores"].dims == ("temperature", "chain", "draw", "scores_dim0", "scores_dim1")
     assert (trace["norm"].shape, trace["scores"].shape) == ((2, 2, 3), (2, 2, 3, 2, 4))
@@ -69,31 +69,31 @@ def test_own_observables_and_on_record(langevin, small_task):
     assert trace["norm"].attrs == {"label": "norm", "unit": "", "long_name": "norm"}
     np.testing.assert_allclose(trace["norm"] ** 2, trace["squared_norm"], rtol=1e-5)
     assert (trace["one"] == 1).all()
-    weights = jax.tree.map(lambda leaf: leaf[1, 1], result.weights)
-    part = float(small_task.potential.loss(weights, small_task.train.head(50).batch))
+    weights = result.weights[1, 1]
+    part = float(linear_task.potential.loss(weights, linear_task.train.head(50).batch))
     assert float(trace.loss[1, 1, -1]) == pytest.approx(part, rel=1e-5)
     assert trace.attrs["observed_examples"] == 50
-    last = scores(weights, small_task.train)
+    last = scores(weights, linear_task.train)
     np.testing.assert_allclose(trace["scores"][1, 1, -1], last, rtol=1e-4, atol=1e-6)
     assert [record.step for record in seen] == [2, 4, 6]
     assert seen[0].observables is not None
     np.testing.assert_array_equal(seen[0].observables["scores"], trace["scores"].values[:, :, 0].reshape(4, 2, 4))
 
 
-def test_max_seconds_ends_the_run_at_a_record(adam, small_task):
+def test_max_seconds_ends_the_run_at_a_record(adam, linear_task):
     long: dict[str, Any] = {"num_chains": 2, "num_steps": 1_000_000, "record_every": 5, "key": 0}
-    result = pl.sample(adam, small_task.weights, max_seconds=1e-6, **long)
+    result = pl.sample(adam, linear_task.weights, max_seconds=1e-6, **long)
     assert result.trace.sizes["draw"] == 1
     assert result.states.step.tolist() == [5, 5]
     with pytest.raises(ValueError, match="max_seconds = 0"):
-        pl.sample(adam, small_task.weights, num_steps=10, max_seconds=0, key=0)
+        pl.sample(adam, linear_task.weights, num_steps=10, max_seconds=0, key=0)
 
 
-def test_the_trace_before_the_first_record_is_empty_and_complete(langevin, small_task):
+def test_the_trace_before_the_first_record_is_empty_and_complete(langevin, linear_task):
     run = pl.Run(langevin, temperatures=[1e-3], observables={"norm": lambda w, d: trees.squared_norm(w)})
-    states = run.start(small_task.weights, 0)
+    states = run.start(linear_task.weights, 0)
     empty = run.trace(states, [], 5)
-    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.abstract_states(small_task.weights))
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.abstract_states(linear_task.weights))
     assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), states)
     (record,) = run.records(states, stop=5, every=5)
     assert record.observables is not None

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pseudolangevin import cli, paper
+from pseudolangevin import cli
 from pseudolangevin.apps import temperature
 from pseudolangevin.runs import config, session
 from tests.runs.small_runs import SMALL_RUN
@@ -114,14 +114,6 @@ def test_errors_of_the_program_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(session, "load", Mock(side_effect=ConnectionError(errno.ECONNRESET, "reset")))
     with pytest.raises(ConnectionError):
         cli.run(["check", "run"])
-
-
-def test_reproduce_checks_its_folder_before_it_computes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(paper, "import_module", lambda *arguments: pytest.fail("it computes"))
-    (tmp_path / "file").write_text("")
-    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "results", "Not a directory")):
-        assert cli.run(["reproduce", "noise", "--out", str(out)]) == 2
-        assert why in assert_one_clear_line(capsys)
 
 
 @pytest.mark.usefixtures("_answers_ctrl_c")

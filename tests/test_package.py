@@ -90,6 +90,7 @@ def test_importing_changes_no_setting_of_jax_and_loads_no_slow_module_and_no_fra
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("_no_directions")
 def test_a_call_of_sample_passes_through_few_files():
     """From the call to the arithmetic, with everything traced anew: files in which any function runs."""
     train, _ = pl.tasks.spin_vectors(jax.random.key(0), num_train=31, num_test=1, dimension=7, num_classes=3)

@@ -75,13 +75,13 @@ def test_bad_settings_of_a_placement_are_one_line(tmp_path, capsys, setting, lin
     assert not out.exists()
 
 
-def test_a_streamed_test_set_stays_on_the_host(small_task):
-    inputs, targets = map(np.asarray, small_task.test.batch)
-    sampler = pl.pseudo_langevin(small_task.potential, small_task.train, batch_size=50)
+def test_a_streamed_test_set_stays_on_the_host(linear_task):
+    inputs, targets = map(np.asarray, linear_task.test.batch)
+    sampler = pl.pseudo_langevin(linear_task.potential, linear_task.train, batch_size=50)
     losses = []
-    for test in (small_task.test, pl.StreamedDataset(inputs, targets)):
+    for test in (linear_task.test, pl.StreamedDataset(inputs, targets)):
         run = pl.Run(sampler, temperatures=[1e-3], num_chains=2, test=test, placement=MESH)
-        *_, last = run.records(run.start(small_task.weights, 0), stop=10, every=10)
+        *_, last = run.records(run.start(linear_task.weights, 0), stop=10, every=10)
         assert last.observables is not None
         losses.append(last.observables["test_loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

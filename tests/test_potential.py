@@ -77,19 +77,6 @@ def test_bad_groups_are_rejected(small_task, decay, message):
         pl.classification(small_task.network.apply, weight_decay=decay).check(small_task.weights, small_task.train)
 
 
-def test_masses_respect_the_stiffest_group():
-    """A silent tensor takes its mass from its own λ: ω² = (λ/N)/M with ω·δt = 0.1."""
-    potential = pl.Potential(
-        lambda w, batch: batch[0] * w["noisy"][0], weight_decay={"quiet": 8.0, "stiff": 80.0, "*": 1.0}
-    )
-    weights = {"noisy": jnp.zeros(2), "quiet": jnp.zeros(1), "stiff": jnp.zeros(1)}
-    dataset = pl.Dataset(np.linspace(-1e-6, 1e-6, 50), np.zeros(50))
-    sampler = pl.pseudo_langevin(potential, dataset, batch_size=10)
-    state = jax.jit(sampler.init)(jax.random.key(0), weights, 1.0)
-    assert float(state.masses["quiet"][0]) == pytest.approx(8.0 / 4 / 0.1**2, rel=1e-5)
-    assert float(state.masses["stiff"][0]) == pytest.approx(80.0 / 4 / 0.1**2, rel=1e-5)
-
-
 def test_next_token():
     table = np.random.default_rng(0).normal(size=(4, 4))
     tokens, targets = np.asarray([[0, 1, 2, 3], [3, 3, 0, 1]]), np.asarray([[1, 2, 3, 0], [3, 0, 1, 2]])
