@@ -89,6 +89,17 @@ def test_max_seconds_ends_the_run_at_a_record(adam, linear_task):
         pl.sample(adam, linear_task.weights, num_steps=10, max_seconds=0, key=0)
 
 
+def test_pauses_between_records_do_not_change_the_chain(adam, linear_task):
+    """A pause yields the chains without observables; a run that continues from it is the same chain."""
+    run = pl.Run(adam, num_chains=2)
+    plain = list(run.records(run.start(linear_task.weights, 0), stop=13, every=5))
+    paused = list(run.records(run.start(linear_task.weights, 0), stop=8, every=5, pause_every=4))
+    rest = list(run.records(paused[-1].states, first=8, stop=13, every=5, pause_every=4))
+    steps = [(record.step, record.observables is not None) for record in (*paused, *rest)]
+    assert steps == [(4, False), (5, True), (8, False), (10, True), (12, False), (13, False)]
+    np.testing.assert_allclose(rest[-1].states.weights, plain[-1].states.weights, rtol=1e-5, atol=1e-6)
+
+
 def test_the_trace_before_the_first_record_is_empty_and_complete(langevin, linear_task):
     run = pl.Run(langevin, temperatures=[1e-3], observables={"norm": lambda w, d: trees.squared_norm(w)})
     states = run.start(linear_task.weights, 0)
