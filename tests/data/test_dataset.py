@@ -32,15 +32,6 @@ def test_a_fold_visits_every_example_once_and_in_order(num_examples, chunk_size)
     assert bool(in_order)
 
 
-def test_a_data_set_is_a_pytree():
-    dataset = pl.Dataset({"image": np.ones((4, 2)), "mask": np.ones(4, bool)}, np.arange(4))
-    doubled = jax.jit(lambda data: jax.tree.map(lambda x: x * 2, data))(dataset)
-    assert isinstance(doubled, pl.Dataset)
-    assert len(jax.tree.leaves(doubled)) == 3
-    assert doubled.num_examples == 4
-    np.testing.assert_array_equal(doubled.head(3).targets, [0, 2, 4])
-
-
 def test_the_data_are_arguments_of_compiled_functions_and_not_constants(linear_task):
     potential, weights, num = linear_task.potential, linear_task.weights, linear_task.train.num_examples
     sampler = pl.pseudo_langevin(potential, linear_task.train, batch_size=16)
