@@ -36,7 +36,13 @@ import jax
 import pytest
 
 import pseudolangevin as pl
+from pseudolangevin import observables
 from pseudolangevin.models import FeedForward
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ignore what ArviZ says at its first import of a day; which test imports it first is chance."""
+    config.addinivalue_line("filterwarnings", r"ignore:\s*ArviZ is undergoing:FutureWarning")
 
 
 class SmallTask(NamedTuple):
@@ -65,6 +71,14 @@ def linear_task(small_task) -> SmallTask:
         potential=pl.classification(lambda w, x: x.astype(w.dtype) @ w, weight_decay=5.0),
         weights=0.1 * jax.random.normal(jax.random.key(1), (20, 4)),
     )
+
+
+@pytest.fixture(scope="module")
+def _no_directions() -> Iterator[None]:
+    """Leave the projections on the directions of the noise out of the records: they take half of a compilation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observables, "_num_directions", lambda sampler, weights: 0)
+        yield
 
 
 @pytest.fixture

@@ -44,14 +44,6 @@ def test_gradients_of_chains_are_the_same_in_every_layout(layout):
     assert program.count("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]") == program.count("stablehlo.convolution")
 
 
-def test_a_function_without_convolutions_is_called_as_it_is():
-    def cubed(x):
-        return {"cube": x**3}
-
-    plain, fast = (str(jax.make_jaxpr(f)(2.0)) for f in (cubed, fast_convolutions(cubed)))
-    assert plain == fast
-
-
 def test_chunks_are_bounded_by_the_bytes_of_the_intermediate_arrays():
     dataset = pl.Dataset(np.ones((10_000, 4), np.float32), np.zeros(10_000, np.int32))
 

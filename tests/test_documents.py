@@ -6,7 +6,6 @@ import json
 import os
 import pkgutil
 import re
-import runpy
 import shlex
 import tomllib
 from functools import cache
@@ -22,9 +21,12 @@ import typer
 from flax import nnx
 
 import pseudolangevin as pl
+from pseudolangevin import observables
 from pseudolangevin.cli import BAD_INPUT, app, run
 from pseudolangevin.runs import config, session
 from tests.runs.conftest import _share_programs  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("_no_directions")
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -34,6 +36,7 @@ PAGES = [
 NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 NOT_RUN = ("certificate",)  # it has a test of its own, with the lines that its program prints
 WIDTH = 100
+num_directions = observables._num_directions
 
 
 def page_name(page: Path) -> str:
@@ -206,20 +209,6 @@ def test_the_cells_of_a_notebook_run_one_after_another(path, tmp_path, monkeypat
     matplotlib.pyplot.close("all")
 
 
-@pytest.mark.parametrize(
-    ("plain", "typeset"),
-    [
-        ("δt·h/M", r"δt\,\frac{h}{M}"),
-        ("c1²·h − l²/((1 + c1²)·S)", r"c_{1}^{2}\,h - \frac{l^{2}}{(1 + c_{1}^{2})\,S}"),
-        ("√(M·T)·ξ,        ā = (a + b)·(c + d)", r"\sqrt{M\,T}\,ξ,\qquad \bar{a} = (a + b)\,(c + d)"),
-        ("Σ_i M^(−1/2)·g_ij", r"\sum _{i} M^{-1\text{/}2}\,g_{ij}"),
-        ("Cov(h') = ⟨f(u)⟩_hot", r"\operatorname{Cov}(h') = \left\langle f(u)\right\rangle _{\text{hot}}"),
-    ],
-)
-def test_formulas_in_plain_text_become_latex(plain, typeset):
-    assert runpy.run_path(str(ROOT / "docs/formulas.py"))["latex"](plain) == typeset
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=page_name)
 def test_a_notebook_is_small_and_was_executed_in_order(path):
     assert path.stat().st_size < 300_000
@@ -229,20 +218,16 @@ def test_a_notebook_is_small_and_was_executed_in_order(path):
     assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
 
 
-def test_the_first_program_of_the_readme_has_fifteen_lines_at_most():
-    assert sum(bool(line.strip()) for line in blocks(ROOT / "README.md")[0].splitlines()) <= 15
-
-
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_links_lead_to_files(page):
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / link).exists(), link
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_commands_and_their_options_exist(page):
-    known: Any = typer.main.get_command(app)
+def test_links_and_commands_exist_and_prose_is_wrapped(page):
     text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / link).exists(), link
+    outside_blocks = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    prose = [line for line in outside_blocks.splitlines() if not line.startswith(("|", "    ", "<!--"))]
+    assert [line for line in prose if len(line) > WIDTH and "](" not in line] == []
+
+    known: Any = typer.main.get_command(app)
     for placeholder, value in (("smoke|paper", "smoke"), ("NAME…", "noise"), ("[--max-seconds S]", "")):
         text = text.replace(placeholder, value)
     for line in re.findall(r"^    pseudolangevin ([^>\n]+)", text, re.MULTILINE):
@@ -251,13 +236,6 @@ def test_commands_and_their_options_exist(page):
     for program in re.findall(r"^    python (?:-m )?(\S+)", text, re.MULTILINE):
         file = program if program.endswith(".py") else program.replace(".", "/") + ".py"
         assert (ROOT / file).exists(), program
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_prose_is_wrapped(page):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    prose = [line for line in text.splitlines() if not line.startswith(("|", "    ", "<!--"))]
-    assert [line for line in prose if len(line) > WIDTH and "](" not in line] == []
 
 
 def test_every_public_name_is_in_the_reference_once():
@@ -273,18 +251,12 @@ def test_the_configurations_of_the_docs_are_valid():
         config.Settings.model_validate(tomllib.loads(block))
 
 
-def test_the_programs_and_lines_of_the_certificate_are_those_of_its_page(names):
+def test_the_programs_and_lines_of_the_certificate_are_those_of_its_page(names, monkeypatch):
+    monkeypatch.setattr(observables, "_num_directions", num_directions)
     page = ROOT / "docs/certificate.md"
     sampler = pl.pseudo_langevin(names["potential"], names["train"], batch_size=40, refresh_every=5)
-    start: dict[str, Any] = {
-        "temperatures": [1e-2, 1.1e-2],
-        "num_chains": 2,
-        "num_steps": 80,
-        "record_every": 4,
-        "keep_weights_every": 1,
-        "key": 0,
-    }
-    names["result"] = pl.sample(sampler, names["weights"], **start)
+    start: dict[str, Any] = {"temperatures": [1e-2, 1.1e-2], "num_chains": 2, "num_steps": 80, "record_every": 4}
+    names["result"] = pl.sample(sampler, names["weights"], keep_weights_every=1, key=0, **start)
     exec(compile(blocks(page)[0], page.name, "exec"), names)
     lines = names["cert"].lines
     names["samples"] = jax.tree.map(lambda w: w[0], names["result"].samples)

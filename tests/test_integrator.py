@@ -66,20 +66,6 @@ def test_without_variance_it_is_bussi_parrinello():
     np.testing.assert_allclose(new_h, next_half, atol=1e-12)
 
 
-def test_without_friction_it_is_velocity_verlet():
-    p, dt = Problem(3), 0.2
-    w, newton = jnp.asarray(p.weights), Thermostat(p.masses, jnp.zeros(()), 1.0, dt)
-    h = integrator.half_step(jnp.asarray(p.momentum), p.gradient(w), None, newton)
-    x, q = p.weights, p.momentum
-    for _ in range(5):
-        w, h = p.step(w, h, None, 1.0, dt)
-        q = q - dt / 2 * p.gradient(x)
-        x = x + dt * q / p.masses
-        q = q - dt / 2 * p.gradient(x)
-    np.testing.assert_allclose(w, x, atol=1e-12)
-    np.testing.assert_allclose(integrator.full_step(h, p.gradient(w), dt), q, atol=1e-12)
-
-
 def test_injected_noise_vanishes_at_the_limit_and_is_never_nan():
     """At 𝒯 = 1/(1 + c1²) there is mini-batch noise only; just above it, rounding must not give NaN."""
     c1, m = 0.9, 2.0

@@ -13,7 +13,6 @@ import jax
 import pytest
 
 import pseudolangevin as pl
-from pseudolangevin.samplers import SAMPLERS
 
 ROOT = Path(__file__).parent.parent
 SLOW = {"zarr", "orbax", "pydantic", "rich", "matplotlib", "arviz", "scipy"}
@@ -52,13 +51,7 @@ def test_imports_go_to_the_same_level_or_below(module):
 
 
 def test_imports_form_no_circle():
-    assert size.longest_chain(deferred=True)
-
-
-def test_imports_are_found():
-    assert {"integrator", "samplers.base"} <= size.imports("samplers.langevin")
-    assert "runs.session" in size.imports("cli", deferred=True)
-    assert "runs.session" not in size.imports("cli")
+    assert len(size.longest_chain(deferred=True)) > 3
 
 
 @pytest.mark.parametrize("row", size.measure(), ids=lambda row: row[0])
@@ -97,6 +90,7 @@ def test_importing_changes_no_setting_of_jax_and_loads_no_slow_module_and_no_fra
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("_no_directions")
 def test_a_call_of_sample_passes_through_few_files():
     """From the call to the arithmetic, with everything traced anew: files in which any function runs."""
     train, _ = pl.tasks.spin_vectors(jax.random.key(0), num_train=31, num_test=1, dimension=7, num_classes=3)
@@ -116,10 +110,3 @@ def test_a_call_of_sample_passes_through_few_files():
     finally:
         sys.settrace(before)
     assert 8 <= len(visited) <= 12, sorted(visited)
-
-
-def test_a_sampler_in_the_table_is_a_public_name(monkeypatch):
-    monkeypatch.setitem(SAMPLERS, "my_sampler", pl.Sampler)
-    assert pl.my_sampler is pl.Sampler
-    with pytest.raises(AttributeError, match="has no attribute 'another'"):
-        _ = pl.another

@@ -1,5 +1,7 @@
 """The potential against plain NumPy: losses, regularisers, subsets of the tensors."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ from scipy.special import log_softmax, logsumexp
 import pseudolangevin as pl
 from pseudolangevin import _trees as trees
 from pseudolangevin.gradients import exact_energy, minibatch_gradient
+
+pytestmark = pytest.mark.usefixtures("_no_directions")
 
 
 def test_cross_entropy_error_and_regularizer(small_task):
@@ -66,25 +70,11 @@ def test_groups_with_their_own_decay(small_task):
         ({"*": -1.0}, "negative"),
         ({"*": "much"}, "not a finite number"),
         ({}, "map patterns to numbers"),
-        ({1: 2.0}, "map patterns to numbers"),
     ],
 )
 def test_bad_groups_are_rejected(small_task, decay, message):
     with pytest.raises(ValueError, match=message):
         pl.classification(small_task.network.apply, weight_decay=decay).check(small_task.weights, small_task.train)
-
-
-def test_masses_respect_the_stiffest_group():
-    """A silent tensor takes its mass from its own λ: ω² = (λ/N)/M with ω·δt = 0.1."""
-    potential = pl.Potential(
-        lambda w, batch: batch[0] * w["noisy"][0], weight_decay={"quiet": 8.0, "stiff": 80.0, "*": 1.0}
-    )
-    weights = {"noisy": jnp.zeros(2), "quiet": jnp.zeros(1), "stiff": jnp.zeros(1)}
-    dataset = pl.Dataset(np.linspace(-1e-6, 1e-6, 50), np.zeros(50))
-    sampler = pl.pseudo_langevin(potential, dataset, batch_size=10)
-    state = jax.jit(sampler.init)(jax.random.key(0), weights, 1.0)
-    assert float(state.masses["quiet"][0]) == pytest.approx(8.0 / 4 / 0.1**2, rel=1e-5)
-    assert float(state.masses["stiff"][0]) == pytest.approx(80.0 / 4 / 0.1**2, rel=1e-5)
 
 
 def test_next_token():
@@ -104,16 +94,15 @@ def test_next_token():
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (np.asarray([[1, 2], [4, 0]]), "label 4, out of range for 4 outputs"),
-        (np.asarray([[1, 2], [-2, 0]]), "label -2, out of range"),
-        (np.asarray([[1.0, 2.0], [0.0, 0.0]]), "cast with"),
-        (np.asarray([1, 2]), r"targets has .* shape .*integer labels of shape \(3, 2\)"),
+        ([[1, 2], [4, 0]], "label 4, out of range for 4 outputs"),
+        ([[1.0, 2.0], [0.0, 0.0]], "cast with"),
+        ([1, 2], r"targets has .* shape .*integer labels of shape \(3, 2\)"),
     ],
 )
 def test_bad_tokens_are_rejected(targets, message):
     potential = pl.next_token(lambda w, x: w[x])
     with pytest.raises(ValueError, match=message):
-        potential.check(jnp.zeros((4, 4)), pl.Dataset(np.zeros((2, 2), np.int32), targets))
+        potential.check(jnp.zeros((4, 4)), pl.Dataset(np.zeros((2, 2), np.int32), np.asarray(targets)))
 
 
 def test_inputs_and_targets_may_be_pytrees():
@@ -159,7 +148,8 @@ def test_the_energy_of_a_subset_is_that_of_the_full_network_up_to_a_constant(sma
 def test_a_subset_is_sampled_and_nothing_else_moves(small_task):
     part = pl.subset(small_task.potential, small_task.weights, "layer3.*")
     sampler = pl.full_batch_langevin(part.potential, small_task.train, time_step=0.1)
-    result = pl.sample(sampler, part.weights, temperatures=[1e-2], num_steps=20, record_every=10, key=0)
+    options: Any = {"temperatures": [1e-2], "num_steps": 4, "record_every": 2, "observe_examples": 1_000, "key": 0}
+    result = pl.sample(sampler, part.weights, **options)
     assert result.num_weights == 44
     assert result.weights["layer1"] == {"kernel": None, "bias": None}
     assert list(result.trace.layer.values) == ["bias", "kernel"]

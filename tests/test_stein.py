@@ -76,11 +76,3 @@ def test_directions_change_after_record_8_16_32():
     sets = observables.direction_sets(np.arange(1, 400))
     assert (sets[:8] == -1).all()
     assert (np.flatnonzero(np.diff(sets)) + 1).tolist() == [8, 16, 32, 64, 128, 256]
-
-
-def test_there_are_no_sums_without_temperature_or_with_a_part_of_the_examples():
-    data = toy.dataset()
-    training = pl.Run(pl.adam(toy.POTENTIAL, data)).start(toy.weights(), 0)
-    assert not getattr(training, "tests", ())
-    partial = pl.Run(toy.sampler(), temperatures=[0.1], observe_examples=10).start(toy.weights(), 0)
-    assert partial.tests == ()

@@ -13,6 +13,8 @@ import pseudolangevin as pl
 from pseudolangevin import chains
 from pseudolangevin.observables import Reporter
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 HEALTHY = np.zeros(4, np.int32)
 
 

@@ -29,7 +29,7 @@ def result():
 
 
 def test_observables_are_the_posterior_and_records_of_the_sampler_are_not(result):
-    view = to_arviz(result, 0.2)
+    view = result.to_arviz(0.2)
     assert {"loss", "kinetic_temperature", "largest"} <= set(view["posterior"].data_vars)
     assert {"status", "acceptance"} <= set(view["sample_stats"].data_vars)
     assert view["posterior"]["loss"].dims == ("chain", "draw")

@@ -16,7 +16,7 @@ from pseudolangevin.adapters.equinox import from_equinox
 from pseudolangevin.adapters.flax import from_flax
 from pseudolangevin.adapters.torch import from_torch, state_dicts
 
-IMAGES = np.random.default_rng(0).normal(size=(6, 8, 8, 1)).astype(np.float32)
+IMAGES = np.random.default_rng(0).normal(size=(6, 12, 12, 1)).astype(np.float32)
 CHANNELS_FIRST = IMAGES.transpose(0, 3, 1, 2)
 LABELS = np.asarray([0, 1, 2, 0, 1, 2])
 
@@ -53,21 +53,34 @@ class EquinoxNet(eqx.Module):
         return self.head(self.drop(jax.nn.relu(hidden)).mean((1, 2))), state
 
 
-class TorchNet(torch.nn.Module):
+class TorchVision(torch.nn.Module):
+    """Common layers, a shared weight and a bias that requires no gradient."""
+
     def __init__(self):
         super().__init__()
-        self.features = torch.nn.Sequential(
-            torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.Dropout(0.5)
-        )
-        self.first = torch.nn.Linear(3 * 36, 3)
-        self.second = torch.nn.Linear(3, 3)
-        self.third = torch.nn.Linear(3, 3)
-        self.third.weight = self.second.weight  # shared
+        pools = [torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(3), torch.nn.AvgPool2d(2, stride=1, padding=1)]
+        layers = [torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.GELU(), *pools]
+        layers += [torch.nn.Dropout(0.5), torch.nn.Conv2d(4, 2, 3, stride=2), torch.nn.AdaptiveAvgPool2d(1)]
+        self.features = torch.nn.Sequential(*layers, torch.nn.Flatten())
+        self.first, self.second, self.third = torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.third.weight = self.second.weight
         self.first.bias.requires_grad_(False)
 
     def forward(self, images):
-        hidden = torch.nn.functional.relu(self.first(self.features(images).flatten(1)))
-        return self.third(torch.tanh(self.second(hidden)))
+        return self.third(torch.tanh(self.second(torch.nn.functional.relu(self.first(self.features(images))))))
+
+
+class TorchText(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True, dropout=0.1)
+        self.norm, self.head = torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        hidden = self.norm(hidden + self.attention(hidden, hidden, hidden, need_weights=False)[0])
+        return self.head(hidden.mean(dim=1))
 
 
 def largest_difference(ours, theirs) -> float:
@@ -134,35 +147,37 @@ def test_equinox_gradient_and_weights_written_back():
     np.testing.assert_array_equal(eqx.filter_jit(outputs)(back), predicted)
 
 
-def test_torch_gradient_and_weights_written_back():
+@pytest.mark.parametrize("make", [TorchVision, TorchText])
+def test_torch_gradient_and_weights_written_back(make):
     torch.manual_seed(0)
-    module = TorchNet()
-    with pytest.raises(ValueError, match=r"features.1 \(BatchNorm2d\) normalises each example by its batch"):
-        from_torch(module, CHANNELS_FIRST)
-    module.features[1].eval()
-    with pytest.raises(ValueError, match=r"features.3 \(Dropout\) drops 0.5 of its inputs.*module.eval\(\)"):
-        from_torch(module, CHANNELS_FIRST)
-    module.eval()
-    model = from_torch(module, CHANNELS_FIRST)
-    assert set(model.weights) == {"features.0", "features.1", "first", "second", "third"}
-    assert set(model.weights["first"]) == {"weight"}  # the bias requires no gradient
-    assert set(model.weights["third"]) == {"bias"}  # its weight is that of `second`
-
-    images, labels = torch.from_numpy(CHANNELS_FIRST), torch.from_numpy(LABELS)
-    torch.nn.functional.cross_entropy(module(images), labels).backward()
-    ours = gradient(model, CHANNELS_FIRST)
+    module = make().eval()
+    inputs = CHANNELS_FIRST if make is TorchVision else np.random.default_rng(0).integers(0, 11, (6, 5))
+    model = from_torch(module, inputs)
+    given, labels = torch.from_numpy(inputs), torch.from_numpy(LABELS)
+    torch.nn.functional.cross_entropy(module(given), labels).backward()
+    ours = dict(named_leaves(gradient(model, inputs)))
     theirs = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
-    flat = dict(named_leaves(ours))
-    assert set(flat) == set(theirs)
-    assert max(np.abs(flat[n] - theirs[n]).max() / np.abs(theirs[n]).max() for n in theirs) < 1e-5
+    assert set(ours) == set(theirs)
+    assert max(np.abs(ours[n] - theirs[n]).max() / np.abs(theirs[n]).max() for n in theirs) < 1e-5
 
     sampled = moved(model)
     assert model.write_back(sampled) is module
     with torch.no_grad():
-        np.testing.assert_allclose(module(images).numpy(), model.apply(sampled, CHANNELS_FIRST), rtol=1e-5, atol=1e-6)
-    state = module.state_dict()
-    np.testing.assert_array_equal(state["second.weight"].numpy(), sampled["second"]["weight"])
-    np.testing.assert_array_equal(state["third.weight"].numpy(), sampled["second"]["weight"])
+        np.testing.assert_allclose(module(given).numpy(), model.apply(sampled, inputs), rtol=1e-5, atol=1e-6)
+    if make is TorchVision:
+        assert set(model.weights) == {"features.0", "features.1", "features.7", "first", "second", "third"}
+        assert set(model.weights["first"]) == {"weight"}  # the bias requires no gradient
+        assert set(model.weights["third"]) == {"bias"}  # its weight is that of `second`
+        np.testing.assert_array_equal(module.state_dict()["third.weight"].numpy(), sampled["second"]["weight"])
+
+
+def test_torch_modules_in_training_mode_are_rejected():
+    module = TorchVision()
+    with pytest.raises(ValueError, match=r"features.1 \(BatchNorm2d\) normalises each example by its batch"):
+        from_torch(module, CHANNELS_FIRST)
+    module.features[1].eval()
+    with pytest.raises(ValueError, match=r"features.6 \(Dropout\) drops 0.5 of its inputs.*module.eval\(\)"):
+        from_torch(module, CHANNELS_FIRST)
 
 
 class Wrong(torch.nn.Module):
@@ -207,48 +222,15 @@ def test_write_back_needs_one_chain_and_all_weights():
     assert isinstance(model.write_back(part.merge(part.weights)), eqx.nn.Linear)
 
 
-class TorchVision(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        pools = [torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(3), torch.nn.AvgPool2d(2, stride=1, padding=1)]
-        layers = [torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.GELU(), *pools]
-        layers += [torch.nn.Dropout(0.2), torch.nn.Conv2d(4, 2, 3, stride=2), torch.nn.AdaptiveAvgPool2d(1)]
-        self.layers = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(2, 3))
-
-    def forward(self, images):
-        return self.layers(images)
-
-
-class TorchText(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(11, 8)
-        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True, dropout=0.1)
-        self.norm, self.head = torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)
-
-    def forward(self, tokens):
-        hidden = self.embedding(tokens)
-        hidden = self.norm(hidden + self.attention(hidden, hidden, hidden, need_weights=False)[0])
-        return self.head(hidden.mean(dim=1))
-
-
-@pytest.mark.parametrize("kind", ["vision", "text"])
-def test_common_modules_of_pytorch_are_sampled_and_written_back(kind):
+def test_a_torch_module_is_sampled_from_its_loader_and_its_members_are_state_dicts():
     torch.manual_seed(0)
-    rng = np.random.default_rng(0)
-    module = TorchText() if kind == "text" else TorchVision()
-    inputs = rng.integers(0, 11, (8, 5)) if kind == "text" else rng.normal(size=(8, 1, 12, 12)).astype(np.float32)
-    module.eval()
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3)).eval()
+    inputs = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.arange(8) % 3)
     data = pl.Dataset.from_torch(torch.utils.data.DataLoader(pairs, shuffle=True, batch_size=2))
     np.testing.assert_array_equal(data.targets, np.arange(8) % 3)
     model = from_torch(module, np.asarray(data.inputs))
-    potential = pl.classification(model.apply, prior=pl.gaussian(1.0))
-    if kind == "text":  # the translation has been compared with PyTorch
-        gradient = jax.jit(jax.grad(potential.at(0.1).energy))(model.weights, data.batch)
-        assert all(jnp.any(leaf != 0) and jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-        return
-    sampler = pl.full_batch_langevin(potential, data, time_step=0.1)
+    sampler = pl.full_batch_langevin(pl.classification(model.apply, prior=pl.gaussian(1.0)), data, time_step=0.1)
     options: Any = {"num_chains": 2, "num_steps": 4, "record_every": 2, "keep_weights_every": 1}
     options["observe_examples"] = 8  # all of them; leaves out the records for the certificate, which compile slowly
     result = pl.sample(sampler, model.weights, temperatures=0.1, **options, key=0)

@@ -7,7 +7,7 @@ import pytest
 
 import pseudolangevin as pl
 from pseudolangevin.data.dataset import fold_chunks
-from pseudolangevin.gradients import exact_sums, minibatch_gradient
+from pseudolangevin.gradients import exact_sums
 
 
 def numbered(num_examples: int) -> pl.Dataset:
@@ -32,36 +32,13 @@ def test_a_fold_visits_every_example_once_and_in_order(num_examples, chunk_size)
     assert bool(in_order)
 
 
-def test_batches_are_drawn_with_replacement():
-    """A batch of P examples holds about P·(1 − 1/e) different ones; for uniformity see `tests/test_random.py`."""
-    num, keys = 20, jax.random.split(jax.random.key(0), 2000)
-    draw = jax.jit(jax.vmap(lambda key: numbered(num).draw(key, num)))
-    inputs, targets = map(np.asarray, draw(keys))
-    np.testing.assert_array_equal(inputs, targets)
-    different = np.array([len(set(row)) for row in inputs])
-    share = 1 - (1 - 1 / num) ** num
-    assert abs(different.mean() - share * num) < 3 * different.std() / np.sqrt(len(keys))
-
-
-def test_a_data_set_is_a_pytree():
-    dataset = pl.Dataset({"image": np.ones((4, 2)), "mask": np.ones(4, bool)}, np.arange(4))
-    doubled = jax.jit(lambda data: jax.tree.map(lambda x: x * 2, data))(dataset)
-    assert isinstance(doubled, pl.Dataset)
-    assert len(jax.tree.leaves(doubled)) == 3
-    assert doubled.num_examples == 4
-    np.testing.assert_array_equal(doubled.head(3).targets, [0, 2, 4])
-
-
-@pytest.mark.parametrize("name", ["draw", "exact_sums", "segment"])
-def test_the_data_are_arguments_of_compiled_functions_and_not_constants(linear_task, name):
-    potential, weights = linear_task.potential, linear_task.weights
+def test_the_data_are_arguments_of_compiled_functions_and_not_constants(linear_task):
+    potential, weights, num = linear_task.potential, linear_task.weights, linear_task.train.num_examples
     sampler = pl.pseudo_langevin(potential, linear_task.train, batch_size=16)
-    functions = {
-        "draw": lambda s: minibatch_gradient(potential, weights, s.dataset.draw(jax.random.key(0), 16)),
-        "exact_sums": lambda s: exact_sums(potential, weights, s.dataset, 128).gradient,
-        "segment": lambda s: s.segment(s.init(jax.random.key(0), weights, 1e-3), 3).weights,
-    }
-    jaxpr = jax.make_jaxpr(functions[name])(sampler)
-    assert all(np.size(constant) < linear_task.train.num_examples for constant in jaxpr.consts)
+    for function in (
+        lambda s: exact_sums(potential, weights, s.dataset, 128).gradient,
+        lambda s: s.segment(s.init(jax.random.key(0), weights, 1e-3), 3).weights,
+    ):
+        assert all(np.size(constant) < num for constant in jax.make_jaxpr(function)(sampler).consts)
     closed = jax.make_jaxpr(lambda w: potential.energy(w, linear_task.train.batch))(weights)  # the check can fail
-    assert any(np.size(constant) >= linear_task.train.num_examples for constant in closed.consts)
+    assert any(np.size(constant) >= num for constant in closed.consts)

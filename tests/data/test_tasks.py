@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import importlib
 import struct
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,8 @@ from pseudolangevin.data import tasks
 FLIP = 0.355
 
 
-def spin_vectors(seed: int) -> tuple[pl.Dataset, pl.Dataset]:
-    return pl.tasks.spin_vectors(jax.random.key(seed), num_train=6_000, num_test=3_000, flip_probability=FLIP)
-
-
 def test_spin_vectors_are_flipped_copies_of_references():
-    sets = spin_vectors(0)
+    sets = pl.tasks.spin_vectors(jax.random.key(0), num_train=6_000, num_test=3_000, flip_probability=FLIP)
     inputs, labels = np.asarray(sets[0].inputs, np.float64), np.asarray(sets[0].targets)
     references = np.stack([np.sign(inputs[labels == k].mean(axis=0)) for k in range(10)])
     assert abs(references.mean()) < 3 / np.sqrt(references.size)
@@ -38,13 +35,6 @@ def test_spin_vectors_are_flipped_copies_of_references():
         assert abs(((counts - num / 10) ** 2 / (num / 10)).sum() - 9) < 3 * np.sqrt(18)
     # The nearest reference is the best classifier; its error is about a tenth.
     assert 0.09 < np.mean((inputs @ references.T).argmax(axis=1) != labels) < 0.12
-
-
-def test_the_same_key_gives_the_same_data():
-    one, same, other = map(spin_vectors, (0, 0, 1))
-    jax.tree.map(np.testing.assert_array_equal, one, same)
-    for different in (other[0], one[1]):
-        assert (np.asarray(one[0].inputs[:3_000]) != np.asarray(different.inputs[:3_000])).any()
 
 
 IMAGES, LABELS, TEST_IMAGES = "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte.gz"
@@ -78,13 +68,9 @@ def folder(tmp_path, arrays):
 
 DAMAGES = {
     "missing": (IMAGES, None, "train-images-idx3-ubyte, plain or with .gz, is missing"),
-    "empty": (IMAGES, lambda b: b"", "is not a complete IDX file.*it has 0 bytes and begins with nothing"),
     "truncated": (IMAGES, lambda b: b[:-1], "is not a complete IDX file.*it has 159 bytes"),
-    "too long": (IMAGES, lambda b: b + b"\0", "is not a complete IDX file.*it has 161 bytes"),
     "garbled gzip": (IMAGES, lambda b: gzip.compress(b)[:12] + b"\xff" * 99, "cannot be read"),
-    "labels for images": (IMAGES, lambda b: encoded(np.zeros(12, np.uint8)), "unsigned bytes with 3 axes.*00 00 08 01"),
     "not bytes": (LABELS, lambda b: encoded(np.zeros(12, ">i4"), 0x0C), "unsigned bytes.*begins with 00 00 0c 01"),
-    "too few labels": (LABELS, lambda b: encoded(np.zeros(11, np.uint8)), "11 labels and images of shape .12, 4, 3.;"),
     "labels out of range": (LABELS, lambda b: b[:-1] + b"\x03", "labels go up to 3, and num_classes = 3; raise"),
     "another size": (
         TEST_IMAGES,
@@ -145,18 +131,14 @@ def test_downloads_are_checked_and_leave_nothing_half_written(small_fashion, tmp
     pooch = importlib.import_module("pooch")
     target = tmp_path / "target"
 
-    class Copy:
-        def __call__(self, url, output_file, _):
-            part = url.rsplit("/", 1)[1].rsplit("-idx", 1)[0]
-            found = tasks.find_file(small_fashion, part, dict(tasks.PARTS)[part])
-            if found is None:
-                with open(output_file, "wb") as output:
-                    output.write(b"half")
-                raise OSError("the network is gone")
-            with open(output_file, "wb") as output:
-                output.write(found.read_bytes())
+    def copy(url, output_file, _):
+        part = url.rsplit("/", 1)[1].rsplit("-idx", 1)[0]
+        found = tasks.find_file(small_fashion, part, dict(tasks.PARTS)[part])
+        Path(output_file).write_bytes(found.read_bytes() if found else b"half")
+        if found is None:
+            raise OSError("the network is gone")
 
-    monkeypatch.setattr(pooch.core, "choose_downloader", lambda *_, **__: Copy())
+    monkeypatch.setattr(pooch.core, "choose_downloader", lambda *_, **__: copy)
     assert len(pl.tasks.fashion_mnist(folder=target, download=True)[0].targets) == 12
     (target / "t10k-labels-idx1-ubyte.gz").unlink()
     (small_fashion / "t10k-labels-idx1-ubyte.gz").unlink()

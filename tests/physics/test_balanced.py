@@ -18,6 +18,8 @@ from pseudolangevin.gradients import covariance_product
 
 from ..compilation import optimized_steps
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 SIZE, EIGENVALUE, NUM_EXAMPLES, T = 40, 26.0, 4000, 0.01
 OPTIONS: dict[str, Any] = {"batch_size": 20, "momentum_retention": 0.99**0.5, "variance_examples": NUM_EXAMPLES}
 COLLECTIVE = np.ones(SIZE) / np.sqrt(SIZE)

@@ -2,8 +2,11 @@
 
 import jax
 import numpy as np
+import pytest
 
 import pseudolangevin as pl
+
+pytestmark = pytest.mark.usefixtures("_no_directions")
 
 
 def test_a_chain_that_continues_with_the_same_key_has_other_noise():

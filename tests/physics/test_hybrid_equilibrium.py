@@ -8,11 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy.special import erfc
 
 import pseudolangevin as pl
 
 from ..compilation import optimized_steps
+
+pytestmark = pytest.mark.usefixtures("_no_directions")
 
 
 def mean_and_error(values):

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.following_masses import dataset, expected, measured
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 CHAINS = {"interval": 20, "num_chains": 64, "relaxations": 25}
 
 

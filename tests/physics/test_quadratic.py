@@ -9,11 +9,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.linalg
 
 import pseudolangevin as pl
 
 from ..compilation import optimized_steps
+
+pytestmark = pytest.mark.usefixtures("_no_directions")
 
 NUM_CHAINS = 1024
 BATCH_SIZE = 8

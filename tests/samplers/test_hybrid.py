@@ -10,6 +10,8 @@ from pseudolangevin import _trees as trees
 from pseudolangevin._trees import Stream, key_for, normal_like
 from pseudolangevin.samplers.hybrid import trajectory
 
+pytestmark = pytest.mark.usefixtures("_no_directions")
+
 
 def smooth_problem():
     """A regression with a tanh network in float64: no kinks, so the order of the integrator can be measured."""
