@@ -40,11 +40,6 @@ from pseudolangevin import observables
 from pseudolangevin.models import FeedForward
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Ignore what ArviZ says at its first import of a day; which test imports it first is chance."""
-    config.addinivalue_line("filterwarnings", r"ignore:\s*ArviZ is undergoing:FutureWarning")
-
-
 class SmallTask(NamedTuple):
     train: pl.Dataset
     test: pl.Dataset
