@@ -16,7 +16,7 @@ import pytest
 
 from pseudolangevin.runs import session, store
 from pseudolangevin.runs.folder import RunFolderError
-from pseudolangevin.runs.store import Writer, read_trace
+from pseudolangevin.runs.store import Checkpoints, Writer, read_trace
 from tests.runs.small_runs import assert_same_run, small_settings
 
 
@@ -114,7 +114,7 @@ def assert_readable(path: Path) -> None:
 def test_crashes_at_any_operation(tmp_path, finished, monkeypatch, power_cut):
     """Crashes at random operations on the disk, in runs that are extended half way."""
     disk, rng, path, crashes = Disk(monkeypatch, Crash()), random.Random(1), tmp_path / "run", 0
-    while crashes < 10:
+    while crashes < 14:
         disk.count, disk.at = 0, rng.randint(1, 150)
         if not (path / "config.toml").exists():  # begins again
             disk.names.clear()
@@ -188,6 +188,20 @@ def test_interrupted_and_resumed(tmp_path, finished, monkeypatch, number):
     assert_same_run(tmp_path / "run", finished)
     (resumed,) = json.loads((tmp_path / "run" / "provenance.json").read_text())["resumed"]
     assert resumed["from_step"] == 170
+
+
+def test_checkpoints_between_records(tmp_path, finished, monkeypatch):
+    def crash() -> None:
+        raise Crash
+
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        at_step(patch, 330, crash)
+        with pytest.raises(Crash):
+            session.start(small_settings("recording.checkpoint_every=7"), path, progress=False)
+    assert Checkpoints(path / "checkpoints").steps()[-1] % 10 != 0
+    assert session.continue_run(path, progress=False).step == 400
+    assert_same_run(path, finished)
 
 
 def test_balanced_langevin_continues_to_the_same_bits(tmp_path):
