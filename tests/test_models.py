@@ -1,6 +1,6 @@
 """The network of the paper against NumPy; its interpreted GPU kernels and its CPU gradient against plain gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -16,6 +16,14 @@ from pseudolangevin.gradients import Friction, minibatch_gradient
 from pseudolangevin.models import Blocks, FeedForward
 
 BLOCKS = Blocks(rows=16, hidden=16, back_rows=32, back_hidden=32, splits=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _several_reads_of_slopes() -> Iterator[None]:
+    """The forward kernel reads the slopes of these small batches in several parts, as those of large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast, "SLOPES", 16)
+        yield
 
 
 def problem(network: FeedForward, num_examples: int) -> tuple[pl.Potential, dict, pl.Dataset]:

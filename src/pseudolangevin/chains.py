@@ -326,7 +326,7 @@ class Run:
         num_records = 0 if tests else -MAX_STEPS
         if tests and first > 0:
             num_records = int(np.max(placement.to_host(tests.num_records)))
-        if jax.default_backend() != "cpu":  # for a CPU, XLA uses all cores already
+        if step < stop and jax.default_backend() != "cpu":  # for a CPU, XLA uses all cores already
             self._compile(states, tests, (stop - step) // every, with_refresh=due < stop)
         with progress_bar(stop, self.size, show=progress, start=first) as update_bar:
             while step < stop:
